@@ -1,0 +1,1 @@
+"""From a plan to evidence, whatever fails on the way."""

@@ -1,0 +1,1 @@
+"""The same capture on every node, through Ray."""

@@ -1,0 +1,1 @@
+"""Decisions: pure functions of values. No clock, no file, no process."""

@@ -1,0 +1,1 @@
+"""The watching loop and the children that look outside for it."""

@@ -1,0 +1,1 @@
+"""Programs that really hang: standard library only, run by path under any interpreter."""

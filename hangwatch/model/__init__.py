@@ -1,0 +1,1 @@
+"""Frozen values and protocols: what everything else is said in."""

@@ -1,0 +1,281 @@
+"""Plans and what they leave: steps, evidence, artifacts, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import BinaryIO, Protocol
+
+from hangwatch.model.identity import ProcessId, Role
+from hangwatch.model.time import Instant
+
+
+class Scope(StrEnum):
+    """What one run of a collector is about."""
+
+    PROCESS = "process"
+    ENDPOINT = "endpoint"
+    LOG = "log"
+    NODE = "node"
+
+
+class Stage(StrEnum):
+    """When a step runs: A at once, B behind the gates."""
+
+    A = "A"
+    B = "B"
+
+
+class Phase(StrEnum):
+    """Where evidence stands in the story of an incident."""
+
+    BASELINE = "baseline"
+    ONSET = "onset"
+    LATER = "later"
+    AFTERMATH = "aftermath"
+
+
+class Gate(StrEnum):
+    """A condition that is looked at again right before a step runs."""
+
+    HUNG = "hung"
+    """The verdict is ``hung``."""
+    NO_D_STATE = "no_d_state"
+    """No thread of the target is in D state."""
+    NOT_STOPPED = "not_stopped"
+    """No thread of the target is in T or t."""
+    NO_TRACER = "no_tracer"
+    """Nobody traces the target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One process of the capture.
+
+    Attributes:
+        process: Its identity; checked again before each read.
+        role: What it does.
+        title: Its title for people, redacted.
+        comm: Name of its main thread by the kernel.
+        ppid: Its parent.
+        rank: Rank or engine number, if known.
+        gpu: Index of the GPU it holds, if known.
+        instance: Name of the engine instance it belongs to, if known.
+        why: How it was found: ``port 23333 of …``, ``child of 42``, ``same raylet as 42``.
+        suspicion: Higher is captured first.
+        python: ``False`` for a program that has no Python in it.
+    """
+
+    process: ProcessId
+    role: Role
+    title: str = ""
+    comm: str = ""
+    ppid: int = 0
+    rank: int | None = None
+    gpu: int | None = None
+    instance: str = ""
+    why: str = ""
+    suspicion: int = 0
+    python: bool = True
+
+    @property
+    def folder(self) -> PurePosixPath:
+        """Where its evidence lies in a bundle."""
+        return PurePosixPath("processes", f"{self.role}-{self.process.pid}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One run of one collector.
+
+    Attributes:
+        id: Unique in the plan: ``stacks/4242/1``.
+        collector: Name of the collector.
+        scope: What it is about.
+        stage: When it runs.
+        sample: 1 for the first sample, 2 for the second.
+        rung: Rung of the ladder (DESIGN §6).
+        target: The process, for ``Scope.PROCESS``.
+        subject: URL, log path or ``""`` for the other scopes.
+        folder: Where its artifacts lie in the bundle.
+        timeout: Seconds after which it is killed.
+        gates: What must hold right before it.
+        attaches: Whether it stops the target with ptrace.
+        options: Further settings of the collector, plain strings.
+    """
+
+    id: str
+    collector: str
+    scope: Scope
+    stage: Stage
+    sample: int
+    rung: int
+    folder: PurePosixPath
+    timeout: float
+    target: Target | None = None
+    subject: str = ""
+    gates: tuple[Gate, ...] = ()
+    attaches: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturePlan:
+    """What will be done, in order; what ``--dry-run`` prints.
+
+    Attributes:
+        targets: Every process, the most suspicious first.
+        steps: In order of volatility; samples 1 and 2 of stage A, then stage B.
+        sample_gap: Seconds between the two samples.
+        deadline: Seconds after which whatever arrived is bundled.
+        notes: What is left out, and why.
+    """
+
+    targets: tuple[Target, ...]
+    steps: tuple[Step, ...]
+    sample_gap: float
+    deadline: float
+    notes: tuple[str, ...] = ()
+
+
+class FailureKind(StrEnum):
+    """Why a step has less than it should."""
+
+    TARGET_GONE = "target_gone"
+    PID_REUSED = "pid_reused"
+    NOT_PERMITTED = "not_permitted"
+    NOT_PYTHON = "not_python"
+    NOT_INSTALLED = "not_installed"
+    NOT_AVAILABLE = "not_available"
+    """There is nothing of this kind here: no driver, no endpoint."""
+    TIMED_OUT = "timed_out"
+    WORKER_DIED = "worker_died"
+    TOOL_FAILED = "tool_failed"
+    TOO_LARGE = "too_large"
+    GATED = "gated"
+    """A gate did not hold; the message says which."""
+    DEADLINE = "deadline"
+    """The capture ended before its turn came."""
+    BREAKER_OPEN = "breaker_open"
+    """Three failures of this kind in a row; not tried any more."""
+    CRASHED = "crashed"
+    """A bug of ours; ``message`` has the traceback."""
+    WITHHELD = "withheld"
+    """It could not be redacted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a step failed.
+
+    Attributes:
+        kind: The class of failure.
+        message: What happened, one sentence (``CRASHED``: a traceback).
+        hint: The next thing to type, or ``""``.
+    """
+
+    kind: FailureKind
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """One file that a step left.
+
+    Attributes:
+        path: Its place in the bundle.
+        size: Bytes.
+        complete: ``False`` if the step was cut off while it wrote.
+    """
+
+    path: PurePosixPath
+    size: int
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What one step left; exactly one for each planned step, in order, whatever happened.
+
+    Attributes:
+        step: Id of the step.
+        collector: Name of the collector.
+        target: The process, if it is about one.
+        sample: 1 or 2.
+        phase: Where it stands in the story.
+        started_at: When the step began, or ``None`` if it never did.
+        elapsed: Seconds it took.
+        artifacts: What it left.
+        failure: How it failed, or ``None``.
+        pause_ms: How long the target stood still for it, where that can happen at all.
+    """
+
+    step: str
+    collector: str
+    sample: int
+    phase: Phase
+    target: ProcessId | None = None
+    started_at: Instant | None = None
+    elapsed: float = 0.0
+    artifacts: tuple[Artifact, ...] = ()
+    failure: Failure | None = None
+    pause_ms: float = 0.0
+
+
+class CollectorError(Exception):
+    """A collector knows why it cannot go on; what it wrote so far is kept."""
+
+    def __init__(self, kind: FailureKind, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.failure = Failure(kind=kind, message=message, hint=hint)
+
+
+class Room(Protocol):
+    """Where one step may write."""
+
+    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new file *name* in the step's room; bounded in size.
+
+        Raises:
+            CollectorError: ``TOO_LARGE`` when the step's quota is used up.
+        """
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collector:
+    """One kind of evidence.
+
+    Attributes:
+        name: Unique; the first part of its steps' ids.
+        title: What it gets, for ``hangwatch list`` and for the plan.
+        scope: What one run is about.
+        rung: Rung of the ladder.
+        stage: When it runs.
+        samples: How many times: 1, or 2 for what is compared.
+        timeout: Seconds.
+        collect: Reads the target of the step and writes into the room.
+        needs: What it takes, for people: ``same pid namespace``.
+        python_only: Skipped for targets without Python.
+        attaches: Whether it stops the target.
+        gates: What must hold right before it.
+    """
+
+    name: str
+    title: str
+    scope: Scope
+    rung: int
+    stage: Stage
+    timeout: float
+    collect: Callable[[Step, Room], None]
+    samples: int = 1
+    needs: str = ""
+    python_only: bool = False
+    attaches: bool = False
+    gates: tuple[Gate, ...] = ()

@@ -1,0 +1,399 @@
+"""All the evidence of one incident, parsed: what rules and renderers read.
+
+One parser (``hangwatch.core.loose``) makes a dossier out of a bundle, of a folder of *loose
+evidence v1*, or of a single log. A field that is empty or ``None`` was not collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from hangwatch.model.capture import Evidence
+from hangwatch.model.heartbeat import Heartbeat
+from hangwatch.model.identity import InstanceKey
+from hangwatch.model.incident import Transition
+from hangwatch.model.policy import Policy
+from hangwatch.model.time import Epoch
+from hangwatch.model.verdict import Confidence, StopWindow, Verdict
+from hangwatch.model.vitals import Health
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Citation:
+    """The place that a sentence rests on.
+
+    Attributes:
+        path: File, relative to the bundle.
+        line: Line in it, from 1, or ``None`` for the whole file.
+        text: What stands there, redacted, cut to 200 characters.
+    """
+
+    path: str
+    line: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame of a stack.
+
+    Attributes:
+        function: Name as the tool gave it: qualified (``Queue.get``) or plain (``get``).
+        file: File name as the tool gave it.
+        line: Line, 0 where unknown.
+        module: Library of a native frame, or ``""``.
+    """
+
+    function: str
+    file: str = ""
+    line: int = 0
+    module: str = ""
+
+    @property
+    def name(self) -> str:
+        """The last dotted part: equal for qualified and plain names."""
+        return self.function.rsplit(".", 1)[-1]
+
+    @property
+    def short_file(self) -> str:
+        """The path from the package on: ``lmdeploy/serve/openai/api_server.py``."""
+        for mark in ("/site-packages/", "/dist-packages/"):
+            if mark in self.file:
+                return self.file.split(mark, 1)[1]
+        parts = self.file.split("/")
+        for i, part in enumerate(parts):
+            if part.startswith("python3."):
+                return "/".join(parts[i + 1 :]) or self.file
+        return "/".join(parts[-2:]) if len(parts) > 2 else self.file
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.short_file}:{self.line})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadStack:
+    """One thread of one process in one sample.
+
+    Attributes:
+        pid: Process.
+        tid: Kernel thread id, or ``None``.
+        name: Thread name by Python, or ``""``.
+        sample: 1 or 2.
+        frames: Innermost first.
+        active: Whether the tool saw it on CPU.
+        owns_gil: Whether it held the GIL.
+        citation: Where it stands.
+    """
+
+    pid: int
+    sample: int
+    frames: tuple[Frame, ...]
+    tid: int | None = None
+    name: str = ""
+    active: bool = False
+    owns_gil: bool = False
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadMotion:
+    """One thread over both samples.
+
+    Attributes:
+        pid: Process.
+        tid: Kernel thread id, or ``None``.
+        name: Thread name.
+        frames: Of the last sample, innermost first.
+        moved: Whether the frames differ between samples; ``None`` with one sample.
+        idle: Whether it sits in a wait where idle engines sit too.
+        active: On CPU in any sample.
+        owns_gil: Held the GIL in any sample.
+        citation: Where it stands.
+    """
+
+    pid: int
+    frames: tuple[Frame, ...]
+    tid: int | None = None
+    name: str = ""
+    moved: bool | None = None
+    idle: bool = False
+    active: bool = False
+    owns_gil: bool = False
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """One process as ``procs.json`` has it; ``extra`` keeps the keys we do not know.
+
+    Attributes:
+        pid: Number.
+        ppid: Parent.
+        role: Word of the collector.
+        state: Letter of ``/proc/PID/stat``; ``""`` unknown.
+        rank: Rank or engine number.
+        gpu: GPU index.
+        title: Title or command line.
+        comm: Kernel name.
+        wchan: Kernel function it sleeps in.
+        cpu_pct: Share of one core, percent.
+        vol_ctxt_per_s: Voluntary context switches a second.
+        tracer_pid: Who traces it; 0 for nobody.
+        citation: Where it stands.
+        extra: Every other key.
+    """
+
+    pid: int
+    ppid: int | None = None
+    role: str = ""
+    state: str = ""
+    rank: int | None = None
+    gpu: int | None = None
+    title: str = ""
+    comm: str = ""
+    wchan: str = ""
+    cpu_pct: float | None = None
+    vol_ctxt_per_s: float | None = None
+    tracer_pid: int | None = None
+    citation: Citation | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRow:
+    """One GPU in one sample; units in the names.
+
+    Attributes:
+        index: Number on the node.
+        name: Model.
+        sample: 1 or 2.
+        utilization_pct: Share of the last second with a kernel running.
+        memory_activity_pct: Share of the last second with memory traffic.
+        memory_used_mib: Memory in use.
+        memory_total_mib: Memory there is.
+        power_w: Draw.
+        power_limit_w: Limit.
+        sm_clock_mhz: Clock.
+        ecc_uncorrected: Uncorrected errors since the driver was loaded.
+        citation: Where it stands.
+    """
+
+    index: int
+    name: str = ""
+    sample: int = 1
+    utilization_pct: float | None = None
+    memory_activity_pct: float | None = None
+    memory_used_mib: float | None = None
+    memory_total_mib: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: float | None = None
+    ecc_uncorrected: int | None = None
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthRecord:
+    """One answer of a health endpoint.
+
+    Attributes:
+        health: The answer.
+        pid: Server process, if known.
+        sample: 1 or 2.
+        url: Where it was asked.
+        citation: Where it stands.
+    """
+
+    health: Health
+    pid: int | None = None
+    sample: int = 1
+    url: str = ""
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSample:
+    """One Prometheus sample: ``name{labels} value``."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+    pid: int | None = None
+    sample: int = 1
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRecord:
+    """One instance over the whole evidence.
+
+    Attributes:
+        instance: Whose.
+        verdict: As of the evaluation time.
+        last_beat: Its last beat.
+        window: When its progress stopped, or ``None``.
+        beats: Its last beats, oldest first, at most 360.
+        citation: Its last beat's line.
+    """
+
+    instance: InstanceKey
+    verdict: Verdict
+    last_beat: Heartbeat | None = None
+    window: StopWindow | None = None
+    beats: tuple[Heartbeat, ...] = ()
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dossier:
+    """All the evidence of one incident, redacted and parsed.
+
+    Attributes:
+        origin: What was read: a bundle's name or a folder.
+        now: Evaluation time.
+        epoch: Maps every instant in this dossier to wall time.
+        instances: Every engine seen, those that stopped first.
+        verdict: The strongest, with the log path's own (``log_stalled``) taken in.
+        window: When the progress stopped: union over the members.
+        transitions: How the verdicts changed over the evidence.
+        stacks: Every thread in every sample.
+        threads: Every thread over both samples.
+        processes: As of the last sample; earlier ones in ``earlier_processes``.
+        processes_complete: Whether the table lists every process there was.
+        gpus: Every row of every sample.
+        gpu_problem: What the GPU tool said instead.
+        health: Every answer.
+        metrics: Every sample.
+        kernel_log: Lines of the kernel log, with citations.
+        files: What else was collected: path to size in bytes.
+        evidence: What each step left (bundles only).
+        manifest: The manifest as data (bundles only).
+        policy: The limits that were used.
+        settings: Resolved settings with their origins (bundles only).
+        profile: Name of the engine profile.
+        extra: Side facts by file name: ``fs.json``, ``topology.json``, ``events.json``.
+        problems: What could not be read, one sentence each, naming the file.
+    """
+
+    origin: str
+    now: datetime
+    epoch: Epoch
+    instances: tuple[InstanceRecord, ...]
+    verdict: Verdict
+    window: StopWindow | None = None
+    transitions: tuple[Transition, ...] = ()
+    stacks: tuple[ThreadStack, ...] = ()
+    threads: tuple[ThreadMotion, ...] = ()
+    processes: tuple[ProcessRecord, ...] = ()
+    earlier_processes: tuple[ProcessRecord, ...] = ()
+    processes_complete: bool = False
+    gpus: tuple[GpuRow, ...] = ()
+    gpu_problem: str = ""
+    health: tuple[HealthRecord, ...] = ()
+    metrics: tuple[MetricSample, ...] = ()
+    kernel_log: tuple[Citation, ...] = ()
+    files: Mapping[str, int] = field(default_factory=dict)
+    evidence: tuple[Evidence, ...] = ()
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    profile: str = "lmdeploy"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """The process, thread and frame to look at first; any may be unknown."""
+
+    pid: int | None = None
+    rank: int | None = None
+    thread: str | None = None
+    frame: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One explanation, with what it rests on.
+
+    Attributes:
+        rule: Name of the rule.
+        sentence: What it says, one sentence.
+        confidence: How sure.
+        citations: The lines it rests on.
+        cause: Slug it argues for, or ``""`` for a remark.
+        verdict: Verdict it argues for (a word of DESIGN §5), or ``""``.
+        culprit: Whom it accuses, or ``None``.
+        next_step: What would confirm or refute it.
+        pro: For a rival explanation: the fact for it.
+        con: For a rival explanation: the fact against it.
+    """
+
+    rule: str
+    sentence: str
+    confidence: Confidence
+    citations: tuple[Citation, ...] = ()
+    cause: str = ""
+    verdict: str = ""
+    culprit: Culprit | None = None
+    next_step: str = ""
+    pro: str = ""
+    con: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One explanation a file.
+
+    Attributes:
+        name: Unique, kebab-case.
+        title: What it recognises, for ``hangwatch list``.
+        examine: A pure function; an exception in it costs only its own findings.
+    """
+
+    name: str
+    title: str
+    examine: Callable[[Dossier], tuple[Finding, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What all rules make of a dossier.
+
+    Attributes:
+        dossier: It.
+        verdict: Word of the verdict, as corrected by findings.
+        cause: Slug of the cause.
+        confidence: How sure.
+        culprit: Whom to look at first.
+        findings: Most certain first.
+        problems: Rules that failed, one sentence each.
+    """
+
+    dossier: Dossier
+    verdict: str
+    cause: str
+    confidence: Confidence
+    culprit: Culprit
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renderer:
+    """One form of report a file.
+
+    Attributes:
+        name: What ``report --format`` takes.
+        title: For ``hangwatch list``.
+        suffix: Of a file that holds it: ``.md``.
+        render: A pure function; opens no file, not even a source file.
+    """
+
+    name: str
+    title: str
+    suffix: str
+    render: Callable[[Diagnosis], str]

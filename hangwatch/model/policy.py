@@ -1,0 +1,32 @@
+"""How patient to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Limits of silence, in seconds unless said otherwise.
+
+    Attributes:
+        heartbeat_interval: Time between beats; ``None`` takes the profile's.
+        stall_after: Silence that is suspicious while nothing excludes a long prefill.
+        missed_beats: Intervals of silence that suffice where a witness excludes one.
+        together: Instances that fall silent within this many intervals belong to one incident.
+        child_silence: A child that says nothing for so long makes its instances ``blind``.
+        loop_gap: A pause in our own loop longer than this does not count as listening.
+        cool_down: Time after a capture in which the same instances start no new one.
+        poll_interval: Time between two looks of the loop.
+        sample_gap: Pause between the two samples of stage A.
+    """
+
+    heartbeat_interval: float | None = None
+    stall_after: float = 120.0
+    missed_beats: int = 3
+    together: float = 3.0
+    child_silence: float = 5.0
+    loop_gap: float = 3.0
+    cool_down: float = 600.0
+    poll_interval: float = 1.0
+    sample_gap: float = 5.0

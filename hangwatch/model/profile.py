@@ -1,0 +1,146 @@
+"""What is known of one engine, as data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hangwatch.model.identity import Role
+
+
+class Signal(StrEnum):
+    """What a log line tells besides a heartbeat."""
+
+    STARTING = "starting"
+    """The engine loads, compiles or warms up; no beat is due."""
+    READY = "ready"
+    """The server accepts requests from now on."""
+    SLEEP = "sleep"
+    """The engine was put to sleep."""
+    WAKE = "wake"
+    """The engine, or a part of it, was woken."""
+    COMPLETED = "completed"
+    """A request was answered: progress."""
+    ENGINE_DEAD = "engine_dead"
+    """A needed task or process ended with an error."""
+    STOPPED = "stopped"
+    """The server shuts down in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalPattern:
+    """A line that changes what silence means.
+
+    Attributes:
+        signal: What it says.
+        pattern: Searched in the peeled line (bytes, without envelope).
+        needle: A literal that every match contains: blocks are searched for it first.
+        source: Where upstream prints it.
+    """
+
+    signal: Signal
+    pattern: re.Pattern[bytes]
+    needle: bytes
+    source: str
+
+
+class HealthMeaning(StrEnum):
+    """What an engine's own word about its health amounts to."""
+
+    HEALTHY = "healthy"
+    SLEEPING = "sleeping"
+    STARTING = "starting"
+    LOOP_BLOCKED = "loop_blocked"
+    """The engine's event loop did not answer the probe (H2)."""
+    NO_PROGRESS = "no_progress"
+    """The loop answers, the scheduler does not advance (H1)."""
+    LOST_REQUEST = "lost_request"
+    """Requests were handed out that the scheduler does not know."""
+    DEAD = "dead"
+    """A needed process or task ended."""
+    UNHEALTHY = "unhealthy"
+    """Unhealthy for a reason that this profile does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthPattern:
+    """One message of a health endpoint and what it means."""
+
+    meaning: HealthMeaning
+    pattern: re.Pattern[str]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricNames:
+    """Prometheus names (before the label braces) that say how the engine fares.
+
+    Attributes:
+        tokens: Counters that grow with every token; judged for each label set, never summed.
+        running: Gauges of requests in the batch.
+        waiting: Gauges of requests queued in the engine or in front of it.
+        label: The label that tells engines of one server apart.
+    """
+
+    tokens: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    label: str = "engine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePattern:
+    """How to know a process's role by its title, command line or thread name."""
+
+    role: Role
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """One engine, as data.
+
+    Attributes:
+        name: ``lmdeploy``.
+        title: ``LMDeploy``, for people.
+        alive: Matches any heartbeat of any version in a peeled line (bytes); format drift in the
+            numbers must not break it. Groups: ``stamp`` and ``tag``.
+        needles: Literals, one of which every heartbeat contains; blocks are searched for them.
+        families: Full formats, newest first; groups named after fields of ``Heartbeat``
+            (``in_tps out_tps running waiting routed api_waiting finished failed kv_cache_pct
+            prefix_hit_pct draft_acceptance_pct``); numbers are best effort.
+        stamp_format: ``strptime`` format of the ``stamp`` group; naive, of the engine's zone.
+        interval: Seconds between beats while there is work.
+        silent_when_idle: Whether an interval without tokens prints nothing.
+        signals: Other lines that matter.
+        endpoints: The only paths that may be asked with GET, by purpose
+            (``health``, ``metrics``, ``sleeping``).
+        health: Health messages, first match wins.
+        healthy_is_proof_after: Seconds of silence after which a ``healthy`` answer excludes a
+            hang, because the engine's own monitor would have said otherwise; ``None`` if never.
+        metrics: Names of metrics.
+        roles: Process roles, first match wins.
+        boring_threads: Threads (by name) that tell nothing of a hang.
+        tracker: ``owner/name`` of the upstream repository.
+        source: Where in the engine's code each fact was read.
+    """
+
+    name: str
+    title: str
+    alive: re.Pattern[bytes]
+    needles: tuple[bytes, ...]
+    families: tuple[re.Pattern[bytes], ...]
+    stamp_format: str
+    interval: float
+    silent_when_idle: bool
+    signals: tuple[SignalPattern, ...] = ()
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    health: tuple[HealthPattern, ...] = ()
+    healthy_is_proof_after: float | None = None
+    metrics: MetricNames = MetricNames()
+    roles: tuple[RolePattern, ...] = ()
+    boring_threads: tuple[re.Pattern[str], ...] = ()
+    tracker: str = ""
+    source: str = ""

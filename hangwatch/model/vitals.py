@@ -1,0 +1,210 @@
+"""All that is known of one instance at a moment: what ``judge`` reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hangwatch.model.heartbeat import Heartbeat, SignalSeen
+from hangwatch.model.identity import InstanceKey, Role
+from hangwatch.model.profile import HealthMeaning
+from hangwatch.model.time import Instant
+
+
+class Outcome(StrEnum):
+    """How a request to an endpoint ended."""
+
+    ANSWERED = "answered"
+    TIMED_OUT = "timed_out"
+    """TCP accepted, HTTP did not answer in time."""
+    REFUSED = "refused"
+    """Nobody listens."""
+    FAILED = "failed"
+    """Anything else; ``message`` says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One answer of a health endpoint, or its absence.
+
+    Attributes:
+        at: When the answer, or the time-out, was had.
+        outcome: How the request ended.
+        http: Status code, if answered.
+        status: The engine's own word (``healthy``, ``sleeping`` …), or ``""``.
+        message: The engine's own sentence, or the error.
+        meaning: What the profile makes of it; ``None`` unless answered.
+        since: First of the unbroken run of answers with this meaning and outcome.
+        elapsed: Seconds that the request took.
+    """
+
+    at: Instant
+    outcome: Outcome
+    http: int | None = None
+    status: str = ""
+    message: str = ""
+    meaning: HealthMeaning | None = None
+    since: Instant | None = None
+    elapsed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What ``/metrics`` said of one engine label.
+
+    Attributes:
+        at: The last time it answered.
+        since: The first time it answered; flatness cannot be older.
+        tokens: Sum of this engine's token counters, or ``None`` if not exported.
+        tokens_moved_at: When ``tokens`` last grew.
+        running: Requests in the batch.
+        waiting: Requests queued, in the engine and in front of it.
+        gauges_changed_at: When any gauge last changed; frozen gauges are a sign of H2.
+    """
+
+    at: Instant
+    since: Instant
+    tokens: float | None = None
+    tokens_moved_at: Instant | None = None
+    running: int | None = None
+    waiting: int | None = None
+    gauges_changed_at: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessVital:
+    """One process of an instance.
+
+    Attributes:
+        pid: Its number.
+        role: What it does.
+        state: Letter of ``/proc/PID/stat``; ``""`` if the process is gone.
+        since: When this state was first seen.
+        at: When it was last looked at.
+        tracer_pid: Who traces it, 0 for nobody, ``None`` if not read.
+        wchan: Kernel function it sleeps in, or ``""``.
+        cpu_pct: Share of one core since the look before, percent, or ``None``.
+        vol_ctxt_per_s: Voluntary context switches a second, or ``None``.
+        needed: Whether the instance cannot work without it.
+    """
+
+    pid: int
+    role: Role
+    state: str
+    since: Instant
+    at: Instant
+    tracer_pid: int | None = None
+    wchan: str = ""
+    cpu_pct: float | None = None
+    vol_ctxt_per_s: float | None = None
+    needed: bool = True
+
+
+class Motion(StrEnum):
+    """What two samples of stacks say of an instance."""
+
+    FROZEN = "frozen"
+    """No thread outside an idle wait moved, and the loop's thread is in a call."""
+    BUSY = "busy"
+    """A loop's thread is on CPU, or its frames moved."""
+    WAITING = "waiting"
+    """Every thread sits where idle engines sit too: says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackVital:
+    """What the stacks of stage A said.
+
+    Attributes:
+        at: When the second sample was taken.
+        motion: What the pair amounts to.
+        frame: The innermost telling frame, ``function (file:line)``, or ``""``.
+        pid: Process it belongs to.
+        thread: Thread it belongs to.
+    """
+
+    at: Instant
+    motion: Motion
+    frame: str = ""
+    pid: int | None = None
+    thread: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceVital:
+    """One log that carries, or carried, an instance's beats.
+
+    Attributes:
+        name: The log.
+        last_beat_at: This instance's last beat in it.
+        last_line_at: Any instance's last beat or line on it: proof that the path lives.
+        grew_at: When its size last grew, or ``None`` if unknown.
+        unreadable_since: Since when it cannot be read, or ``None``.
+        unreadable_reason: Why.
+        retired_at: When it ceased to be followed (link moved, file gone for good), or ``None``.
+    """
+
+    name: str
+    last_beat_at: Instant | None = None
+    last_line_at: Instant | None = None
+    grew_at: Instant | None = None
+    unreadable_since: Instant | None = None
+    unreadable_reason: str = ""
+    retired_at: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """All that is known of one instance at a moment.
+
+    Attributes:
+        instance: Whom it concerns.
+        interval: Seconds between its beats while it works.
+        silent_when_idle: Whether it prints nothing in an interval without tokens.
+        listening_since: Silence counts from here at the earliest.
+        first_beat_at: First beat ever seen; ``None`` before it.
+        last: The last beat.
+        last_progress: The last beat with tokens.
+        beats: Beats counted.
+        median_tps: Running median of tokens a second; ``None`` before the first number.
+        longest_gap: Longest gap between beats that ended by itself, seconds.
+        started: Last ``starting`` or ``ready`` signal.
+        slept: Last ``sleep`` or ``wake`` signal.
+        completed_at: Last answered request seen in the log.
+        died: The line that says that a needed task or process ended.
+        stopped: The line that says that the server shut down in order.
+        health: Last answer of ``/health``.
+        healthy_is_proof_after: See ``EngineProfile``.
+        counters: Last answer of ``/metrics`` for this engine.
+        processes: Its processes, where known.
+        stacks: What stage A said, where it ran.
+        sources: The logs that carry its beats.
+        siblings_at: Last beat of any sibling on one of the same logs.
+        blind_since: Since when the child that looks for us is silent.
+        blind_reason: Which.
+    """
+
+    instance: InstanceKey
+    interval: float
+    listening_since: Instant
+    silent_when_idle: bool = True
+    first_beat_at: Instant | None = None
+    last: Heartbeat | None = None
+    last_progress: Heartbeat | None = None
+    beats: int = 0
+    median_tps: float | None = None
+    longest_gap: float = 0.0
+    started: SignalSeen | None = None
+    slept: SignalSeen | None = None
+    completed_at: Instant | None = None
+    died: SignalSeen | None = None
+    stopped: SignalSeen | None = None
+    health: Health | None = None
+    healthy_is_proof_after: float | None = None
+    counters: Counters | None = None
+    processes: tuple[ProcessVital, ...] = ()
+    stacks: StackVital | None = None
+    sources: tuple[SourceVital, ...] = ()
+    siblings_at: Instant | None = None
+    blind_since: Instant | None = None
+    blind_reason: str = ""

@@ -1,0 +1,1 @@
+"""What is known of each engine: one file each, data only."""

@@ -1,0 +1,1 @@
+"""Reads CPython structures out of another process."""

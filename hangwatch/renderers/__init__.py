@@ -1,0 +1,1 @@
+"""Reports: one file each, a function from a report to text."""

@@ -1,0 +1,1 @@
+"""Explanations: one file each, a function from a dossier to findings."""

@@ -1,0 +1,1 @@
+"""The doors to the outside: each effect has one module here."""

@@ -1,0 +1,42 @@
+# `just` lists the recipes. Each runs in the environment that it was called from.
+
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+python := env("HANGWATCH_PYTHON", if path_exists(".venv/bin/python") == "true" { ".venv/bin/python" } else { "python3" })
+
+# list the recipes
+default:
+    @just --list --unsorted
+
+# all that .ci/run runs: format, lint, types, contracts, tests with coverage, docs
+check: lint types contracts test docs
+
+# the tests, with branch coverage
+test *ARGS:
+    {{python}} -m pytest -n 2 --dist worksteal --cov --cov-report=term {{ARGS}}
+
+# formatting and ruff's rules
+lint:
+    {{python}} -m ruff format --check .
+    {{python}} -m ruff check .
+
+# rewrite the files as the formatter wants them
+format:
+    {{python}} -m ruff format .
+    {{python}} -m ruff check --fix .
+
+# mypy, strict
+types:
+    {{python}} -m mypy
+
+# imports point down; pure floors are pure
+contracts:
+    {{python}} -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+
+# the documentation, every warning an error
+docs:
+    {{python}} -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+# regenerate the figures that the docs publish (minutes)
+proof:
+    {{python}} -m benchmarks
