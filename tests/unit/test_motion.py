@@ -1,0 +1,195 @@
+"""Two samples of stacks: who moved, who waits, who sits in a call."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hangwatch.core.motion import (
+    call_in_loop,
+    is_idle,
+    motion,
+    parse_threads,
+    stack_vital,
+    telling_frame,
+    threads,
+)
+from hangwatch.model.dossier import Frame, ThreadStack
+from hangwatch.model.time import Instant
+from hangwatch.model.vitals import Motion, StackVital
+
+LIB = "/usr/lib/python3.12/"
+SITE = "/opt/venv/lib/python3.12/site-packages/"
+
+SELECT = Frame(function="EpollSelector.select", file=LIB + "selectors.py", line=468)
+RUN_ONCE = Frame(function="BaseEventLoop._run_once", file=LIB + "asyncio/base_events.py", line=1954)
+HANDLE = Frame(function="Handle._run", file=LIB + "asyncio/events.py", line=88)
+FOREVER = Frame(function="run_forever", file=LIB + "asyncio/base_events.py", line=645)
+THREAD_RUN = Frame(function="Thread.run", file=LIB + "threading.py", line=1010)
+WAIT = Frame(function="Condition.wait", file=LIB + "threading.py", line=355)
+QUEUE_GET = Frame(function="Queue.get", file=LIB + "queue.py", line=171)
+RAY_GET = Frame(function="get_objects", file=SITE + "ray/_private/worker.py", line=967)
+FETCH = Frame(
+    function="EngineInstance.fetch", file=SITE + "lmdeploy/pytorch/engine/engine.py", line=153
+)
+
+PARKED = (SELECT, RUN_ONCE, FOREVER, THREAD_RUN)
+BLOCKED = (WAIT, RAY_GET, FETCH, HANDLE, RUN_ONCE, FOREVER, THREAD_RUN)
+
+
+def stack(frames: tuple[Frame, ...], sample: int = 1, **changes: object) -> ThreadStack:
+    values: dict[str, object] = {
+        "pid": 7,
+        "tid": 7,
+        "name": "MainThread",
+        "sample": sample,
+        "frames": frames,
+    }
+    return ThreadStack(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def twice(frames: tuple[Frame, ...], **changes: object) -> list[ThreadStack]:
+    return [stack(frames, 1, **changes), stack(frames, 2, **changes)]
+
+
+def test_a_loop_that_sits_in_the_same_call_twice_is_frozen_there():
+    found = motion(threads(twice(BLOCKED)))
+
+    assert (
+        Motion.FROZEN,
+        "get_objects (ray/_private/worker.py:967)",
+        "MainThread",
+    ) == found
+
+
+def test_a_wait_inside_a_coroutine_loop_is_a_call_and_no_idle_wait():
+    assert not is_idle(stack(BLOCKED))
+
+
+def test_a_parked_loop_waits_and_says_nothing():
+    assert (Motion.WAITING, "", "") == motion(threads(twice(PARKED)))
+
+
+def test_a_loop_whose_frames_move_is_busy():
+    elsewhere = (Frame(function="pack", file=SITE + "lmdeploy/x.py", line=9), *BLOCKED[3:])
+
+    found = motion(threads([stack(BLOCKED, 1), stack(elsewhere, 2)]))
+
+    assert (Motion.BUSY, "pack (lmdeploy/x.py:9)", "MainThread") == found
+
+
+def test_a_loop_that_is_on_the_cpu_in_one_long_call_is_busy():
+    what, _, _ = motion(threads(twice(BLOCKED, active=True)))
+
+    assert Motion.BUSY == what
+
+
+def test_spinning_for_the_gpu_is_not_being_busy():
+    spin = Frame(function="synchronize", file=SITE + "torch/cuda/streams.py", line=231)
+
+    what, _, _ = motion(threads(twice((spin, *BLOCKED[2:]), active=True)))
+
+    assert Motion.FROZEN == what
+
+
+def test_one_sample_proves_no_freeze():
+    assert Motion.WAITING == motion(threads([stack(BLOCKED)]))[0]
+
+
+def test_a_synchronous_loop_that_waits_for_its_input_is_idle():
+    loop = Frame(function="run_busy_loop", file=SITE + "vllm/v1/engine/core.py", line=1)
+
+    assert is_idle(stack((WAIT, QUEUE_GET, loop)))
+
+
+def test_a_thread_that_wants_the_interpreters_lock_is_not_idle():
+    take_gil = Frame(function="take_gil", module="libpython3.12.so")
+
+    assert not is_idle(stack((take_gil, *PARKED)))
+
+
+def test_under_uvloop_the_name_of_the_thread_stands_for_the_loops_frame():
+    blocked = stack((RAY_GET, FETCH, THREAD_RUN), name="AsyncIO Thread: default")
+
+    assert (RAY_GET, FETCH) == call_in_loop(blocked)
+
+
+def test_the_telling_frame_is_the_innermost_that_is_not_standard_library():
+    assert RAY_GET == telling_frame((WAIT, RAY_GET, FETCH))
+
+
+def test_threads_are_told_apart_without_kernel_ids():
+    pair = [
+        stack(PARKED, 1, tid=None, name="w"),
+        stack(BLOCKED, 1, tid=None, name="w"),
+        stack(PARKED, 2, tid=None, name="w"),
+        stack(BLOCKED, 2, tid=None, name="w"),
+    ]
+
+    assert [False, False] == [thread.moved for thread in threads(pair)]
+
+
+def test_a_frozen_process_speaks_for_its_instance():
+    stacks = [*twice(PARKED, pid=1), *twice(BLOCKED, pid=2), *twice(BLOCKED, pid=3, active=True)]
+
+    said = stack_vital(stacks, at=Instant(5.0))
+
+    assert (
+        StackVital(
+            at=Instant(5.0),
+            motion=Motion.FROZEN,
+            frame="get_objects (ray/_private/worker.py:967)",
+            pid=2,
+            thread="MainThread",
+        )
+        == said
+    )
+
+
+DUMP = [
+    {
+        "pid": 7,
+        "thread_id": 1,
+        "thread_name": "MainThread",
+        "os_thread_id": 7,
+        "active": True,
+        "owns_gil": False,
+        "frames": [{"name": "f", "filename": "/a.py", "line": 3, "module": None}],
+    }
+]
+
+
+def test_a_dump_is_cited_by_the_line_its_thread_begins_on():
+    data = json.dumps(DUMP + DUMP, indent=1).encode()
+
+    lines = [t.citation.line for t in parse_threads(data, None, 1, "threads.json") if t.citation]
+
+    assert [2, 18] == lines
+
+
+def test_several_dumps_behind_each_other_are_read_as_one():
+    data = json.dumps(DUMP).encode() * 3
+
+    assert 3 == len(parse_threads(data, None, 1))
+
+
+def test_a_dump_that_was_cut_short_gives_its_whole_threads():
+    data = json.dumps(DUMP + DUMP).encode()[:-20]
+
+    assert 1 == len(parse_threads(data, None, 1))
+
+
+def test_a_dump_without_pid_takes_the_one_of_its_folder():
+    [thread] = parse_threads(b'[{"frames": [], "thread_name": "x"}]', 42, 2)
+
+    assert (42, 2) == (thread.pid, thread.sample)
+
+
+def test_what_is_no_dump_is_an_error():
+    with pytest.raises(ValueError, match="py-spy"):
+        parse_threads(b"Error: Failed to get process executable name", 1, 1)
+
+
+def test_no_thread_at_all_is_a_dump_too():
+    assert () == parse_threads(b"[]", 1, 1)
