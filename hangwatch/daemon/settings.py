@@ -1,0 +1,231 @@
+"""Settings: defaults yield to a TOML file, the file to ``HANGWATCH_*``, those to flags.
+
+One name a setting everywhere: ``stall_after`` in the file, ``HANGWATCH_STALL_AFTER`` in the
+environment, ``--stall-after`` on the command line. Each resolved setting remembers where it came
+from, and the bundle records it. In the file types are strict; the other two are text by nature.
+
+An environment variable that resembles no setting is left alone: Kubernetes itself sets
+``HANGWATCH_PORT`` and its like for a Service of that name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hangwatch.errors import ConfigError
+from hangwatch.model.policy import Policy
+
+PREFIX: Final = "HANGWATCH_"
+
+Seconds = Annotated[
+    float, Field(gt=0, allow_inf_nan=False, title="a number of seconds greater than 0")
+]
+
+_DEFAULT: Final = Policy()
+
+
+class Settings(BaseModel):
+    """All that can be set, resolved.
+
+    Attributes mirror the keys of the file; durations are in seconds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    log: tuple[str, ...] = Field((), title="a list of paths or patterns of logs to follow")
+    """Paths, globs or folders; ``-`` is standard input. Empty: look for Ray sessions."""
+    output: Path = Field(Path(), title="a folder for bundles")
+    """Where bundles go; by default ``bundles`` in the state directory."""
+    state: Path = Field(Path(), title="a folder for the daemon's own state")
+    """By default ``$STATE_DIRECTORY``, else ``hangwatch`` in the XDG state home."""
+    profile: str = Field("lmdeploy", min_length=1, title="the name of an engine profile")
+    """Engine profile: built in, or of a package with an entry point ``hangwatch.profiles``."""
+    heartbeat_interval: Annotated[
+        float | None, Field(gt=0, allow_inf_nan=False, title="a number of seconds greater than 0")
+    ] = None
+    """Time between beats; by default the profile's."""
+    stall_after: Seconds = _DEFAULT.stall_after
+    """Silence that is suspicious while nothing excludes a long prefill."""
+    missed_beats: Annotated[int, Field(ge=1, title="a whole number from 1 on")] = (
+        _DEFAULT.missed_beats
+    )
+    """Intervals of silence that suffice where a witness excludes a long prefill."""
+    together: Seconds = _DEFAULT.together
+    """Intervals within which instances fall silent *together*."""
+    child_silence: Seconds = _DEFAULT.child_silence
+    """Silence of a child of ours that makes its instances ``blind``."""
+    loop_gap: Seconds = _DEFAULT.loop_gap
+    """Pause of our own loop that does not count as listening."""
+    cool_down: Seconds = _DEFAULT.cool_down
+    """Time after a capture in which the same instances start no new one."""
+    poll_interval: Seconds = _DEFAULT.poll_interval
+    """Time between two looks of the loop."""
+    sample_gap: Seconds = _DEFAULT.sample_gap
+    """Pause between the two samples of a capture."""
+    grace: Seconds = 25.0
+    """Time after SIGTERM in which a running capture may finish its bundle."""
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto", title='"auto", "console" or "json"'
+    )
+    """Form of our own log on standard error."""
+
+    def policy(self) -> Policy:
+        """Return the limits among them."""
+        return Policy(**{field.name: getattr(self, field.name) for field in fields(Policy)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Settings and where each came from.
+
+    Attributes:
+        settings: The values.
+        origins: Key to ``default``, ``FILE:LINE``, a variable's name or a flag.
+    """
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    @property
+    def changed_from_default(self) -> tuple[str, ...]:
+        """The keys that somebody set."""
+        return tuple(key for key, origin in self.origins.items() if origin != "default")
+
+    def as_rows(self) -> dict[str, dict[str, Any]]:
+        """Return ``{key: {"value": …, "origin": …}}``, plain, as the manifest has it."""
+        plain = self.settings.model_dump(mode="json")
+        return {key: {"value": plain[key], "origin": self.origins[key]} for key in plain}
+
+
+def resolve(
+    flags: Mapping[str, Any],
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Resolved:
+    """Return the settings after every layer had its say.
+
+    Args:
+        flags: Values from the command line by key; ``None`` and ``()`` mean not given.
+        file: The TOML file, if any.
+        environment: Variables; by default our own.
+
+    Raises:
+        ConfigError: An unknown key, a wrong type or an impossible value, with its place.
+    """
+    variables = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    for key, value, origin in (
+        *_of_file(file),
+        *_of_environment(variables),
+        *_of_flags(flags),
+    ):
+        values[key] = value
+        origins[key] = origin
+    values.setdefault("state", default_state(variables))
+    values.setdefault("output", values["state"] / "bundles")
+    return Resolved(settings=Settings(**values), origins=origins)
+
+
+def default_state(environment: Mapping[str, str] | None = None) -> Path:
+    """Return where state lies unless told otherwise."""
+    variables = os.environ if environment is None else environment
+    # systemd gives a colon-separated list when the unit names several.
+    given = variables.get("STATE_DIRECTORY", "").split(":")[0]
+    if given:
+        return Path(given)
+    home = variables.get("XDG_STATE_HOME", "")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "hangwatch"
+
+
+def _of_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
+    if file is None:
+        return
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8; a configuration is a TOML file") from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration {file}: {error.strerror}; check --config"
+        ) from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    for key, value in table.items():
+        place = f"{file}:{_line_of(key, text)}"
+        if key not in Settings.model_fields:
+            raise ConfigError(f"{place}: unknown setting {key!r}; {_nearest(key)}")
+        yield key, _checked(key, value, place, strict=True), place
+
+
+def _line_of(key: str, text: str) -> int:
+    """Return the line that sets *key*; tomllib keeps no places."""
+    pattern = re.compile(rf"""\s*(?:\[+\s*)?["']?{re.escape(key)}["']?\s*[=\].]""")
+    for number, line in enumerate(text.splitlines(), 1):
+        if pattern.match(line):
+            return number
+    return 1
+
+
+def _of_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    for name in sorted(variables):
+        if not name.startswith(PREFIX):
+            continue
+        key = name.removeprefix(PREFIX).lower()
+        if key in Settings.model_fields:
+            text = variables[name]
+            value = text.split(os.pathsep) if key == "log" else text
+            yield key, _checked(key, value, name), name
+        elif difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.8):
+            raise ConfigError(f"unknown variable {name}; {_nearest(key, PREFIX, str.upper)}")
+
+
+def _of_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    for key, value in flags.items():
+        if value is None or value == ():
+            continue
+        flag = "--" + key.replace("_", "-")
+        yield key, _checked(key, value, flag), flag
+
+
+def _nearest(key: str, prefix: str = "", spell: Any = str) -> str:
+    known = list(Settings.model_fields)
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {prefix}{spell(close[0])}?"
+    return "the settings are " + ", ".join(f"{prefix}{spell(name)}" for name in known)
+
+
+def _checked(key: str, value: Any, origin: str, *, strict: bool = False) -> Any:
+    """Return *value* as the type of *key*.
+
+    Raises:
+        ConfigError: It cannot be one.
+    """
+    try:
+        if strict:
+            # Through JSON, where strictness still lets a list be a tuple and text be a path.
+            text = json.dumps({key: value}, default=str)
+            return getattr(Settings.model_validate_json(text, strict=True), key)
+        return getattr(Settings.model_validate({key: value}), key)
+    except ValidationError as error:
+        takes = Settings.model_fields[key].title or "another type"
+        raise ConfigError(f"{origin}: {key} takes {takes}, not {_quoted(value)}") from error
+
+
+def _quoted(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
