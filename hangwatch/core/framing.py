@@ -1,0 +1,269 @@
+"""Finds the lines that matter in blocks of bytes, and takes them out of their envelopes.
+
+A log is read in blocks. Whole blocks are searched for *needles*, literals that every line of
+interest contains, and a line is cut out only around a hit: that is what makes hundreds of megabytes
+a second affordable.
+
+A line ends at LF. Inside a line, CR and NUL separate *parts*: a progress bar rewrites itself behind
+a CR without ever ending its line, and a file truncated under a writer that does not append starts
+with a run of NULs. Only the part with the needle is kept, behind the head of its line (where
+envelopes stand) and a CR. So a heartbeat behind fourteen minutes of progress bar counts, and the
+bar costs no memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from hangwatch.model.heartbeat import Peeled
+
+MAX_LINE: Final = 64 << 10
+"""Bytes of a part, and of a line joined from CRI parts; a longer one is skipped."""
+
+MAX_HEAD: Final = 512
+"""Bytes of a line's beginning that are kept in front of a later part: room for every envelope."""
+
+_SEPARATORS: Final = re.compile(rb"[\r\x00]+")
+
+# CSI sequences (colours), OSC sequences (titles, links), and two-byte escapes.
+_ANSI: Final = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])"
+)
+
+_STAMP: Final = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)"
+
+# `STAMP stdout F text` in a container runtime's file, where the flag may carry further tags
+# behind a colon; `STAMP text` from `kubectl logs --timestamps`.
+_RUNTIME: Final = re.compile(
+    rb"(?P<stamp>" + _STAMP + rb")(?: (?P<stream>stdout|stderr) (?P<flag>[FP])(?::[^ ]*)?)?(?: |$)"
+)
+
+# ray/_private/worker.py, print_to_stdstream: `(name pid=1, ip=192.0.2.1) text`; the name may be
+# missing. vLLM prefixes its own lines in the same shape.
+_RAY: Final = re.compile(
+    rb"\((?:(?P<actor>[^()]*?) )?pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[^()\s]+))?\) ?"
+)
+
+# ray/_private/ray_logging: the count closes the line; the first one also explains itself.
+_REPEATED: Final = re.compile(
+    rb" ?\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^\n]*\))?\s*$"
+)
+
+# tqdm leaves its cursor behind the bar, so the next line of another writer is glued to it.
+_BAR: Final = re.compile(rb"[^\n]{0,200}?\d%\|[^\n]{0,300}?(?:it/s|s/it)[^\]\n]{0,100}\] *(?=\S)")
+
+
+def peel(line: bytes) -> Peeled:
+    """Return what the engine itself wrote, and what the envelopes around it say.
+
+    Never fails: what is no envelope is body. Docker's JSON is not taken apart.
+    """
+    text = line.strip(b"\x00\r\n")
+    if b"\x1b" in text:
+        text = _ANSI.sub(b"", text)
+    peeled = _envelopes(Peeled(body=text))
+    parts = [part for part in _SEPARATORS.split(peeled.body) if part and not part.isspace()]
+    last = parts[-1] if parts else b""
+    if b"%|" in last:
+        last = _BAR.sub(b"", last, count=1)
+    if last != peeled.body:
+        # Behind a bar that the driver itself drew stands a worker's whole line, prefix and all.
+        peeled = _envelopes(replace(peeled, body=last))
+    if repeated := _REPEATED.search(peeled.body):
+        return replace(
+            peeled,
+            body=peeled.body[: repeated.start()],
+            repeated=max(1, int(repeated["count"])),
+        )
+    return peeled
+
+
+def _envelopes(peeled: Peeled) -> Peeled:
+    if runtime := _RUNTIME.match(peeled.body):
+        peeled = replace(
+            peeled,
+            body=peeled.body[runtime.end() :],
+            stamp=_moment(runtime["stamp"]),
+            complete=runtime["flag"] != b"P",
+        )
+    if ray := _RAY.match(peeled.body):
+        peeled = replace(
+            peeled,
+            body=peeled.body[ray.end() :],
+            host=(ray["host"] or b"").decode("ascii", "replace"),
+            pid=int(ray["pid"]),
+            actor=(ray["actor"] or b"").decode("utf-8", "replace"),
+        )
+    return peeled
+
+
+def _moment(stamp: bytes) -> datetime | None:
+    try:
+        return datetime.fromisoformat(stamp.decode("ascii"))
+    except ValueError:
+        return None  # month 13: right shape, no moment
+
+
+class Scanner:
+    """Blocks of one log in, candidate lines out.
+
+    Lines that a container runtime cut into parts (CRI flag ``P``) are joined, each stream by
+    itself. Memory is bounded by the block and a few times ``MAX_LINE``, whatever is fed.
+    """
+
+    def __init__(self, needles: Iterable[bytes], *, offset: int = 0) -> None:
+        """Start at byte *offset* of a file, at the beginning of a line.
+
+        Args:
+            needles: Literals; a part that contains one of them is a candidate. None of them
+                holds CR, LF or NUL.
+            offset: Where the first block lies in its file.
+        """
+        wanted = sorted(set(needles), key=len)
+        # A needle inside another one finds all that the longer one finds.
+        self._needles = tuple(
+            needle
+            for i, needle in enumerate(wanted)
+            if needle and not any(shorter in needle for shorter in wanted[:i] if shorter)
+        )
+        self._offset = offset
+        self._tail = b""
+        self._head: bytes | None = None  # beginning of a line whose first parts are behind us
+        self._skipping = False
+        self._joining: dict[bytes, tuple[int, bytes]] = {}  # stream -> offset, line so far
+
+    @property
+    def offset(self) -> int:
+        """Offset behind the last byte that was fed: where reading goes on."""
+        return self._offset
+
+    @property
+    def line_offset(self) -> int:
+        """Offset of the unfinished part: where a later reader should start to lose nothing."""
+        return max(0, self._offset - len(self._tail))
+
+    def feed(self, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """Return the candidates that *block* completes, in order, with the offset of their line.
+
+        The iterator must be used up before the next call.
+        """
+        self._offset += len(block)
+        if self._skipping:
+            block = self._rest(block)
+            if self._skipping:
+                return iter(())
+        data = self._tail + block if self._tail else block
+        start = self._offset - len(data)
+        newline = data.rfind(b"\n")
+        pieces = self._has_pieces(data, newline + 1)
+        end = newline + 1 if pieces else 1 + max(newline, _last_separator(data, newline + 1))
+        found = (
+            self._search_lines(data, newline + 1, start)
+            if pieces
+            else self._search(data, end, start)
+        )
+        self._keep(data, newline + 1, end)
+        return iter(found)
+
+    def finish(self) -> tuple[tuple[int, bytes], ...]:
+        """Return the candidates in the unfinished line: nothing will follow it."""
+        found = list(self._cut(self._tail, self.line_offset)) if self._tail else []
+        for offset, line in self._joining.values():
+            self._head = None
+            found += self._cut(line, offset)
+        self.reset(self._offset)
+        return tuple(sorted(found))
+
+    def reset(self, offset: int) -> None:
+        """Forget the unfinished line and go on at byte *offset*."""
+        self._offset, self._tail, self._head, self._skipping = offset, b"", None, False
+        self._joining.clear()
+
+    def continue_in_next_file(self) -> None:
+        """Go on at byte 0 of the file that follows this one; the unfinished line goes on there."""
+        self._offset = 0
+
+    def _rest(self, block: bytes) -> bytes:
+        """Return what follows the part that is too long, if it ends in *block*."""
+        match = re.search(rb"[\n\r\x00]", block)
+        if match is None:
+            return b""
+        self._skipping = False
+        return block[match.start() :]
+
+    def _has_pieces(self, data: bytes, end: int) -> bool:
+        if self._joining:
+            return end > 0
+        return data.find(b" stdout P", 0, end) >= 0 or data.find(b" stderr P", 0, end) >= 0
+
+    def _search(self, data: bytes, end: int, start: int) -> list[tuple[int, bytes]]:
+        """Return the candidates in ``data[:end]``: find needles first, lines around them."""
+        lines: dict[int, int] = {}
+        for needle in self._needles:
+            at = data.find(needle, 0, end)
+            while at >= 0:
+                first = data.rfind(b"\n", 0, at) + 1
+                last = data.find(b"\n", at, end)
+                last = end if last < 0 else last
+                lines[first] = last
+                at = data.find(needle, last, end)
+        found: list[tuple[int, bytes]] = []
+        for first in sorted(lines):
+            found += self._cut(data[first : lines[first]], max(0, start + first), within=first == 0)
+        return found
+
+    def _search_lines(self, data: bytes, end: int, start: int) -> list[tuple[int, bytes]]:
+        """Return the candidates in ``data[:end]``, line by line: some lines are in pieces."""
+        found: list[tuple[int, bytes]] = []
+        at = 0
+        while at < end:
+            last = data.index(b"\n", at)
+            line, offset = data[at:last], max(0, start + at)
+            envelope = _RUNTIME.match(line)
+            stream = envelope["stream"] if envelope else None
+            if envelope is None or stream is None:
+                found += self._cut(line, offset, within=at == 0)
+            else:
+                before = self._joining.pop(stream, None)
+                if before is not None:
+                    offset, line = before[0], before[1] + line[envelope.end() :]
+                if len(line) > MAX_LINE:
+                    line = line[:MAX_HEAD]
+                if envelope["flag"] == b"P":
+                    self._joining[stream] = (offset, line)
+                else:
+                    found += self._cut(line, offset)
+            at = last + 1
+        return found
+
+    def _cut(self, line: bytes, offset: int, *, within: bool = True) -> Iterator[tuple[int, bytes]]:
+        """Yield the parts of *line* with a needle; *within* says it may have begun earlier."""
+        parts = _SEPARATORS.split(line)
+        head = self._head if within else None
+        for i, part in enumerate(parts):
+            if len(part) <= MAX_LINE and any(needle in part for needle in self._needles):
+                if head is None and i == 0:
+                    yield offset, part
+                else:
+                    front = parts[0][:MAX_HEAD] if head is None else head
+                    yield offset, front + b"\r" + part
+
+    def _keep(self, data: bytes, line: int, end: int) -> None:
+        """Keep what ``data[end:]`` begins; *line* is where the unfinished line starts."""
+        if line > 0:
+            self._head = None
+        self._tail = data[end:]
+        if end > line and self._head is None:
+            self._head = _SEPARATORS.split(data[line : line + MAX_HEAD], maxsplit=1)[0]
+        if len(self._tail) > MAX_LINE:
+            if self._head is None:
+                self._head = self._tail[:MAX_HEAD]
+            self._tail, self._skipping = b"", True
+
+
+def _last_separator(data: bytes, start: int) -> int:
+    return max(data.rfind(b"\r", start), data.rfind(b"\x00", start))
