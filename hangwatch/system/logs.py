@@ -90,7 +90,7 @@ class LineWriter:
 
 
 def configure(*, form: Format = "auto", fd: int = 2, color: bool | None = None) -> LineWriter:
-    """Send the log events of this process to *fd*, and return what writes them.
+    """Send the events of ``log`` to *fd* from now on, and return what writes them.
 
     Args:
         form: ``json``: one object a line; ``console``: for people; ``auto``: for people on a
@@ -99,43 +99,58 @@ def configure(*, form: Format = "auto", fd: int = 2, color: bool | None = None) 
         color: Whether console lines may be coloured; ``None`` asks the terminal.
     """
     terminal = os.isatty(fd)
-    plain = form == "console" or (form == "auto" and terminal)
-    render: Callable[[Any, str, MutableMapping[str, Any]], Any] = (
-        _Console(color=terminal and "NO_COLOR" not in os.environ if color is None else color)
-        if plain
-        else structlog.processors.JSONRenderer(default=str, ensure_ascii=True)
-    )
-    stamp = structlog.processors.TimeStamper(fmt="iso", utc=not plain)
-
-    def confess(lines: int) -> str:
-        event = {"event": "hangwatch.log_lines_dropped", "level": "warning", "lines": lines}
-        return str(render(None, "warning", stamp(None, "warning", event)))
-
-    writer = LineWriter(fd, confess=confess)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            stamp,
-            structlog.processors.format_exc_info,
-            render,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(20),  # info and above
-        logger_factory=lambda *_: _Sink(writer),
-        cache_logger_on_first_use=False,
-    )
-    return writer
+    if form == "console" or (form == "auto" and terminal):
+        colored = terminal and "NO_COLOR" not in os.environ if color is None else color
+        _output.render = _Console(color=colored)
+    else:
+        _output.render = structlog.processors.JSONRenderer(default=str, ensure_ascii=True)
+    _output.writer = LineWriter(fd, confess=_output.confess)
+    return _output.writer
 
 
-class _Sink:
-    """The logger that structlog calls with the finished line."""
+Event = MutableMapping[str, Any]
 
-    def __init__(self, writer: LineWriter) -> None:
-        self._writer = writer
 
-    def _write(self, line: str) -> None:
-        self._writer.write(line)
+class _Output:
+    """Where events go: nowhere until ``configure``, so that a library stays quiet."""
 
-    debug = info = warning = error = critical = exception = msg = _write
+    def __init__(self) -> None:
+        self.writer: LineWriter | None = None
+        self.render: Callable[[Any, str, Event], Any] = structlog.processors.JSONRenderer()
+        self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=False)
+
+    def __call__(self, logger: Any, method: str, event: Event) -> Any:
+        """Render *event*; the last processor."""
+        if self.writer is None:
+            raise structlog.DropEvent
+        return self.render(logger, method, self._stamp(logger, method, event))
+
+    def confess(self, lines: int) -> str:
+        """Return the line that says how many are missing."""
+        event: Event = {"event": "hangwatch.log_lines_dropped", "level": "warning", "lines": lines}
+        return str(self.render(None, "warning", self._stamp(None, "warning", event)))
+
+    def write(self, line: str) -> None:
+        """Take a rendered line."""
+        if self.writer is not None:
+            self.writer.write(line)
+
+    debug = info = warning = error = critical = exception = msg = write
+
+
+_output = _Output()
+
+log: Any = structlog.wrap_logger(
+    _output,
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        _output,
+    ],
+    wrapper_class=structlog.make_filtering_bound_logger(20),  # info and above
+    cache_logger_on_first_use=False,
+)
+"""Our log: ``log.info("hangwatch.capture_finished", incident=…)``; facts, in the past tense."""
 
 
 class _Console:
