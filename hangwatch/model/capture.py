@@ -7,10 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from hangwatch.model.identity import ProcessId, Role
-from hangwatch.model.time import Instant
+from hangwatch.model.heartbeat import Heartbeat
+from hangwatch.model.identity import InstanceKey, ProcessId, Role
+from hangwatch.model.incident import Incident, Transition
+from hangwatch.model.observation import ProcessesSeen, StacksSeen
+from hangwatch.model.policy import Policy
+from hangwatch.model.process import Listener
+from hangwatch.model.time import Epoch, Instant
 
 
 class Scope(StrEnum):
@@ -67,6 +72,8 @@ class Target:
         why: How it was found: ``port 23333 of …``, ``child of 42``, ``same raylet as 42``.
         suspicion: Higher is captured first.
         python: ``False`` for a program that has no Python in it.
+        listeners: TCP addresses that it listens on.
+        logs: Regular files that it has open for writing.
     """
 
     process: ProcessId
@@ -80,6 +87,8 @@ class Target:
     why: str = ""
     suspicion: int = 0
     python: bool = True
+    listeners: tuple[Listener, ...] = ()
+    logs: tuple[str, ...] = ()
 
     @property
     def folder(self) -> PurePosixPath:
@@ -99,11 +108,13 @@ class Step:
         sample: 1 for the first sample, 2 for the second.
         rung: Rung of the ladder (DESIGN §6).
         target: The process, for ``Scope.PROCESS``.
+        targets: The processes, for ``Scope.NODE`` steps that are about all of them at once.
         subject: URL, log path or ``""`` for the other scopes.
         folder: Where its artifacts lie in the bundle.
         timeout: Seconds after which it is killed.
         gates: What must hold right before it.
         attaches: Whether it stops the target with ptrace.
+        waits: Whether it waits for others rather than computes.
         options: Further settings of the collector, plain strings.
     """
 
@@ -116,9 +127,11 @@ class Step:
     folder: PurePosixPath
     timeout: float
     target: Target | None = None
+    targets: tuple[Target, ...] = ()
     subject: str = ""
     gates: tuple[Gate, ...] = ()
     attaches: bool = False
+    waits: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -247,6 +260,9 @@ class Room(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file."""
 
+    def earlier(self, name: str) -> bytes | None:
+        """Return what an earlier step left as *name* in this step's folder, or ``None``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector:
@@ -265,6 +281,8 @@ class Collector:
         python_only: Skipped for targets without Python.
         attaches: Whether it stops the target.
         gates: What must hold right before it.
+        waits: Whether it waits for others (a server, a driver) rather than computes: such steps
+            run beside the others, so that one that answers late delays nothing.
     """
 
     name: str
@@ -279,3 +297,135 @@ class Collector:
     python_only: bool = False
     attaches: bool = False
     gates: tuple[Gate, ...] = ()
+    waits: bool = False
+
+
+class CaptureKind(StrEnum):
+    """Why a capture is made."""
+
+    INCIDENT = "incident"
+    RUN = "run"
+    """Nothing is wrong: a record of a healthy process or fleet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedInstance:
+    """An engine instance that the capture is about.
+
+    Attributes:
+        instance: Its key; ``instance.name`` names it in targets and reports.
+        pid: The process that prints its beats, or ``None`` if unknown.
+        stopped: Whether it is a member of the incident.
+        url: Base URL at which its server was found to answer, or ``""``.
+    """
+
+    instance: InstanceKey
+    pid: int | None = None
+    stopped: bool = True
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRequest:
+    """Everything that a capture needs to know; sent to the conductor as it is.
+
+    Attributes:
+        id: Unique on this state directory: the incident's id, or one made for a run.
+        kind: Why.
+        output: Directory that receives the bundle; the work directory lies in it too.
+        profile: Name of the engine profile.
+        policy: The limits in use.
+        epoch: Maps instants to wall time.
+        incident: What happened, or ``None``.
+        verdict: Word of the verdict at the start.
+        instances: The engines, those that stopped first.
+        seeds: Processes to start the search from, besides the instances' own.
+        logs: Logs that are followed, as named.
+        beats: The last beats of every instance, oldest first.
+        transitions: How the verdicts changed.
+        settings: Resolved settings: name to ``{"value": …, "origin": …}``.
+        options: Settings of collectors: name to option to value.
+        deadline: Seconds after which whatever arrived is bundled.
+        state: State directory, where the pseudonym key lies; ``""`` for one of this capture.
+    """
+
+    id: str
+    kind: CaptureKind
+    output: str
+    profile: str
+    policy: Policy
+    epoch: Epoch
+    incident: Incident | None = None
+    verdict: str = ""
+    instances: tuple[CapturedInstance, ...] = ()
+    seeds: tuple[int, ...] = ()
+    logs: tuple[str, ...] = ()
+    beats: tuple[Heartbeat, ...] = ()
+    transitions: tuple[Transition, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    deadline: float = 60.0
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a capture has come.
+
+    Attributes:
+        part: What is going on: ``looking``, ``first sample``, ``pause``, ``second sample``,
+            ``judging``, ``the rest``, ``bundling``.
+        done: Steps that left their evidence.
+        failed: How many of them have a failure.
+        total: Steps planned; 0 before the plan.
+        elapsed: Seconds since the capture began.
+    """
+
+    part: str
+    done: int = 0
+    failed: int = 0
+    total: int = 0
+    elapsed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageA:
+    """What stage A says to ``judge``."""
+
+    stacks: tuple[StacksSeen, ...] = ()
+    processes: tuple[ProcessesSeen, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOutcome:
+    """What a capture left, before it is bundled.
+
+    Attributes:
+        work: Work directory; its name ends in ``.partial``. Files lie in it as in the bundle,
+            not redacted. Whoever gets the outcome removes it.
+        plan: What was planned.
+        evidence: One for each step of the plan, in its order.
+        stage_a: What the two samples amounted to.
+        verdict: Word of the verdict after stage A.
+        started_at: When the capture was asked for.
+        first_evidence_at: When the first step left something; ``None`` if none did.
+        ended_at: When the last step ended.
+        stopped: Whether it was ended early, by request.
+        abandoned: Workers that did not end even when killed.
+    """
+
+    work: str
+    plan: CapturePlan
+    evidence: tuple[Evidence, ...]
+    started_at: Instant
+    ended_at: Instant
+    stage_a: StageA = StageA()
+    verdict: str = ""
+    first_evidence_at: Instant | None = None
+    stopped: bool = False
+    abandoned: int = 0
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Every process, the most suspicious first."""
+        return self.plan.targets

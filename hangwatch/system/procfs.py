@@ -1,0 +1,451 @@
+"""Reads ``/proc``, the harmless files first.
+
+Three classes of files, by what they can cost the reader:
+
+- ``stat``, ``status``, ``comm``, ``wchan``, ``schedstat``, ``syscall``, ``net/tcp`` and the links
+  in ``fd`` never wait for the target: ``read_row``, ``read_threads`` and ``listeners`` use no
+  others, so any process of ours may call them;
+- ``cmdline``, ``environ`` and ``maps`` take the lock of the target's memory map and can block for
+  as long as the target does: ``look_closer`` and ``read_environment`` belong into an expendable
+  process;
+- files of the target's own file system can block for ever: so can ``read_inside``.
+
+Nothing here signals, attaches to, or writes to another process. A process that ends while it is
+read raises ``ProcessLookupError`` or ``FileNotFoundError``; what may not be read raises
+``PermissionError``, except where a docstring says that the field stays empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from hangwatch.errors import TargetNotFoundError
+from hangwatch.model.identity import ProcessId
+from hangwatch.model.process import Listener, ProcessRow, ThreadRow
+
+PROC: Final = "/proc"
+
+TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
+MAX_TITLE: Final = 4096
+
+MAX_LINKS: Final = 4096
+"""Descriptors of one process that are looked at; engines have a few hundred."""
+
+_KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, include/linux/sched.h
+_TCP_LISTEN: Final = "0A"
+_GPU: Final = re.compile(r"/dev/nvidia(\d+)$")
+_NOT_LOGS: Final = ("/dev/", "/proc/", "/sys/", "/memfd:")
+
+
+def _read(*parts: object) -> bytes:
+    with Path(PROC, *map(str, parts)).open("rb", buffering=0) as file:
+        blocks = []
+        while block := file.read(1 << 16):
+            blocks.append(block)
+        return b"".join(blocks)
+
+
+def _text(*parts: object) -> str:
+    """Return a file as text, ``""`` where it may not be read."""
+    try:
+        return _read(*parts).decode("utf-8", "replace").strip()
+    except PermissionError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    comm: str
+    fields: tuple[str, ...]  # from the state on: field N of proc(5) is fields[N - 3]
+
+    @property
+    def state(self) -> str:
+        return self.fields[0]
+
+    @property
+    def ppid(self) -> int:
+        return int(self.fields[1])
+
+    @property
+    def kernel(self) -> bool:
+        return bool(int(self.fields[6]) & _KERNEL_THREAD)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return (int(self.fields[11]) + int(self.fields[12])) / TICKS_PER_SECOND
+
+    @property
+    def threads(self) -> int:
+        return int(self.fields[17])
+
+    @property
+    def start_ticks(self) -> int:
+        return int(self.fields[19])
+
+    @property
+    def exit_signal(self) -> int:
+        return int(self.fields[49]) & 0x7F if self.state == "Z" else 0
+
+
+def _stat(*parts: object) -> _Stat:
+    # The name may hold blanks and parentheses; the last one closes it.
+    head, _, tail = _read(*parts, "stat").decode("utf-8", "replace").rpartition(")")
+    return _Stat(comm=head.partition("(")[2], fields=tuple(tail.split()))
+
+
+def _status(*parts: object) -> dict[str, str]:
+    lines = _read(*parts, "status").decode("utf-8", "replace").splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def _wchan(*parts: object) -> str:
+    name = _text(*parts, "wchan")
+    return "" if name == "0" else name
+
+
+def pids() -> tuple[int, ...]:
+    """Return the numbers of all processes that we can see."""
+    return tuple(int(name) for name in os.listdir(PROC) if name.isdigit())  # noqa: PTH208
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when *pid* started (clock ticks after boot), or ``None`` if there is none."""
+    try:
+        return _stat(pid).start_ticks
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_same(process: ProcessId) -> bool:
+    """Say whether *process* is still there; a later one with its number is not it."""
+    ticks = start_ticks(process.pid)
+    return ticks is not None and process.start_ticks in (0, ticks)
+
+
+def identify(pid: int) -> ProcessId:
+    """Return the identity of a process that can be watched.
+
+    Raises:
+        TargetNotFoundError: There is no process *pid*, or it is a thread of the kernel, or it
+            has ended and only waits to be reaped.
+    """
+    try:
+        seen = _stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        raise TargetNotFoundError(
+            f"there is no process {pid}: look it up with `pgrep -af python`; in a container, "
+            "processes of other containers are visible only with a shared process namespace"
+        ) from None
+    if seen.kernel:
+        raise TargetNotFoundError(
+            f"process {pid} ({seen.comm}) is a thread of the kernel: give the pid of a program"
+        )
+    if seen.state in ("Z", "X"):
+        raise TargetNotFoundError(
+            f"process {pid} ({seen.comm}) has ended and only waits for its parent {seen.ppid}: "
+            "give the pid of a process that runs"
+        )
+    return ProcessId(pid, seen.start_ticks)
+
+
+def read_row(pid: int) -> ProcessRow:
+    """Return the part of a process's row that never waits for the process."""
+    seen = _stat(pid)
+    row = ProcessRow(
+        process=ProcessId(pid, seen.start_ticks),
+        ppid=seen.ppid,
+        comm=seen.comm,
+        state=seen.state,
+        kernel=seen.kernel,
+        threads=seen.threads,
+        cpu_seconds=seen.cpu_seconds,
+        exit_signal=seen.exit_signal,
+    )
+    if seen.kernel:
+        return row
+    status = _status(pid)
+    return replace(
+        row,
+        tracer_pid=int(status.get("TracerPid", 0)),
+        uid=int(status["Uid"].split()[1]),
+        rss_mib=round(int(status.get("VmRSS", "0 kB").split()[0]) / 1024, 1),
+        vol_ctxt=int(status["voluntary_ctxt_switches"]),
+        wchan=_wchan(pid),
+    )
+
+
+def read_table() -> Iterator[ProcessRow]:
+    """Yield a row for each process, as ``read_row`` does; one that ends meanwhile is left out."""
+    for pid in pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield read_row(pid)
+
+
+def thread_ids(pid: int) -> tuple[int, ...]:
+    """Return the thread ids of a process."""
+    return tuple(int(name) for name in os.listdir(f"{PROC}/{pid}/task"))  # noqa: PTH208
+
+
+def thread_states(pid: int) -> dict[int, str]:
+    """Return the state letter of each thread."""
+    states = {}
+    for tid in thread_ids(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            states[tid] = _stat(pid, "task", tid).state
+    return states
+
+
+def read_thread(pid: int, tid: int) -> ThreadRow:
+    """Return what the kernel says of one thread; what may not be read stays empty."""
+    at = (pid, "task", tid)
+    seen = _stat(*at)
+    status = _status(*at)
+    run_ns, wait_ns, slices = (*_text(*at, "schedstat").split(), "", "", "")[:3]
+    return ThreadRow(
+        tid=tid,
+        comm=seen.comm,
+        state=seen.state,
+        cpu_seconds=seen.cpu_seconds,
+        run_ns=int(run_ns) if run_ns else None,
+        wait_ns=int(wait_ns) if wait_ns else None,
+        slices=int(slices) if slices else None,
+        vol_ctxt=int(status["voluntary_ctxt_switches"]),
+        invol_ctxt=int(status["nonvoluntary_ctxt_switches"]),
+        wchan=_wchan(*at),
+        syscall=_text(*at, "syscall"),
+    )
+
+
+def read_threads(pid: int) -> Iterator[ThreadRow]:
+    """Yield a row for each thread; those that end meanwhile are left out."""
+    for tid in thread_ids(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield read_thread(pid, tid)
+
+
+def read_file(pid: int, name: str) -> bytes:
+    """Return a file of ``/proc/PID`` as it is: ``limits``, ``cgroup``, ``status``."""
+    return _read(pid, name)
+
+
+def children(pid: int) -> tuple[int, ...]:
+    """Return the direct children of a process; ``()`` if it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for tid in thread_ids(pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, _text(pid, "task", tid, "children").split())
+    return tuple(found)
+
+
+def links(pid: int) -> dict[int, str]:
+    """Return what the descriptors of a process lead to; empty where that may not be read."""
+    found = {}
+    folder = f"{PROC}/{pid}/fd"
+    with contextlib.suppress(PermissionError):
+        for name in os.listdir(folder)[:MAX_LINKS]:  # noqa: PTH208
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[int(name)] = os.readlink(f"{folder}/{name}")  # noqa: PTH115
+    return found
+
+
+def _written(pid: int, fd: int) -> bool:
+    """Say whether a descriptor is open for writing."""
+    with contextlib.suppress(OSError):
+        for line in _read(pid, "fdinfo", fd).splitlines():
+            if line.startswith(b"flags:"):
+                return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
+
+
+class Sockets:
+    """Listening TCP sockets by inode, one table for each network namespace met."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, Mapping[int, Listener]] = {}
+
+    def of(self, pid: int, found: Mapping[int, str]) -> tuple[Listener, ...]:
+        """Return what a process listens on, given what its descriptors lead to."""
+        inodes = {int(target[8:-1]) for target in found.values() if target.startswith("socket:[")}
+        if not inodes:
+            return ()
+        table = self._table(pid)
+        return tuple(
+            sorted(
+                (table[inode] for inode in inodes & table.keys()),
+                key=lambda listener: (listener.port, listener.host),
+            )
+        )
+
+    def _table(self, pid: int) -> Mapping[int, Listener]:
+        try:
+            namespace = os.readlink(f"{PROC}/{pid}/ns/net")  # noqa: PTH115
+        except OSError:
+            namespace = "unknown"
+        if namespace not in self._tables:
+            self._tables[namespace] = {
+                listener.inode: listener
+                for family in ("tcp", "tcp6")
+                for listener in _listening(pid, family)
+            }
+        return self._tables[namespace]
+
+
+def _listening(pid: int, family: str) -> Iterator[Listener]:
+    with contextlib.suppress(OSError):
+        for line in _read(pid, "net", family).decode("ascii", "replace").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _TCP_LISTEN:
+                address, port = fields[1].split(":")
+                yield Listener(host=_host(address), port=int(port, 16), inode=int(fields[9]))
+
+
+def _host(address: str) -> str:
+    """Return an address of ``net/tcp``: 32-bit words in the machine's own byte order."""
+    words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
+
+
+def listeners(pid: int) -> tuple[Listener, ...]:
+    """Return the TCP addresses that a process listens on, in its own network namespace.
+
+    Empty where its descriptors may not be read.
+    """
+    return Sockets().of(pid, links(pid))
+
+
+def owns(process: ProcessId, listener: Listener) -> bool:
+    """Say whether *process* is still the one that holds this listening socket."""
+    return is_same(process) and listener in listeners(process.pid)
+
+
+def look_closer(row: ProcessRow, sockets: Sockets) -> ProcessRow:
+    """Return *row* with title, program, descriptors and raylet; can block, see the module.
+
+    What may not be read stays empty.
+    """
+    if row.kernel or row.state in ("Z", "X"):
+        return row
+    found = links(row.pid)
+    row = replace(
+        row,
+        stdio=tuple(found.get(fd, "") for fd in range(3)),
+        gpus=tuple(sorted({int(m[1]) for t in found.values() if (m := _GPU.match(t))})),
+        logs=tuple(
+            sorted(
+                {
+                    target
+                    for fd, target in found.items()
+                    if target.startswith("/")
+                    and not target.startswith(_NOT_LOGS)
+                    and _written(row.pid, fd)
+                }
+            )
+        ),
+        listeners=sockets.of(row.pid, found),
+    )
+    with contextlib.suppress(OSError):
+        row = replace(row, exe=os.readlink(f"{PROC}/{row.pid}/exe"))  # noqa: PTH115
+    raylet = read_environment(row.pid).get("RAY_RAYLET_PID", "")
+    return replace(row, title=read_title(row.pid), raylet=int(raylet) if raylet.isdigit() else None)
+
+
+def read_title(pid: int) -> str:
+    """Return the command line, or the title that replaced it; can block, see the module.
+
+    A program that sets its title leaves hundreds of empty arguments behind: they are dropped.
+    """
+    arguments = _text(pid, "cmdline").split("\0")
+    return " ".join(argument for argument in arguments if argument.strip())[:MAX_TITLE]
+
+
+def read_environment(pid: int) -> dict[str, str]:
+    """Return the environment that a process started with; can block, see the module.
+
+    Empty where it may not be read. What the program set later does not stand there.
+    """
+    entries = _text(pid, "environ").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+_OPENAT2: Final = 437  # the same number on every architecture
+_RESOLVE_IN_ROOT: Final = 0x10
+_RESOLVE_NO_MAGICLINKS: Final = 0x02
+
+
+@contextlib.contextmanager
+def _inside(pid: int, path: PurePosixPath | str) -> Iterator[int]:
+    """Give a descriptor that names *path* in the target's root without opening it."""
+    root = os.open(f"{PROC}/{pid}/root", os.O_PATH | os.O_DIRECTORY)
+    try:
+        how = _OpenHow(
+            flags=os.O_PATH | os.O_CLOEXEC,
+            mode=0,
+            resolve=_RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS,
+        )
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.syscall.restype = ctypes.c_long
+        fd = libc.syscall(
+            ctypes.c_long(_OPENAT2),
+            ctypes.c_int(root),
+            ctypes.c_char_p(os.fsencode(str(path))),
+            ctypes.byref(how),
+            ctypes.c_size_t(ctypes.sizeof(how)),
+        )
+        if fd < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(path))
+    finally:
+        os.close(root)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_inside(pid: int, path: PurePosixPath | str, limit: int) -> bytes:
+    """Return the first *limit* bytes of a file of the target's root; links cannot lead out of it.
+
+    Needs Linux 5.6 (``openat2``). Opens regular files only: no device is touched and no named
+    pipe waited for. Can block for as long as the file system does.
+
+    Raises:
+        OSError: It is not there, not a regular file, or may not be read; ``ENOSYS`` or ``EPERM``
+            where the kernel or a filter does not let the call through.
+    """
+    with _inside(pid, path) as fd:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with Path(f"/proc/self/fd/{fd}").open("rb") as file:
+            return file.read(limit)
+
+
+def list_inside(pid: int, path: PurePosixPath | str) -> tuple[str, ...]:
+    """Return the names in a folder of the target's root; see ``read_inside``.
+
+    Raises:
+        OSError: See ``read_inside``.
+    """
+    with _inside(pid, path) as fd:
+        return tuple(sorted(os.listdir(f"/proc/self/fd/{fd}")))  # noqa: PTH208
