@@ -21,6 +21,7 @@ class Line:
         at: When we read it.
         offset: Byte offset of its first byte in its file, or ``None`` for a stream.
         fresh: ``False`` for what lay in the file before we listened.
+        number: Line of the file, from 1, where the whole file was read; else ``None``.
     """
 
     source: str
@@ -28,6 +29,7 @@ class Line:
     at: Instant
     offset: int | None = None
     fresh: bool = True
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,7 @@ class SignalSeen:
         printed: The stamp it carries, if any.
         source: The log it came from.
         text: The line, decoded, cut to 300 characters.
+        parts: Parts of the engine that it concerns; empty for the whole.
     """
 
     instance: InstanceKey
@@ -132,3 +135,4 @@ class SignalSeen:
     printed: datetime | None = None
     source: str = ""
     text: str = ""
+    parts: tuple[str, ...] = ()

@@ -21,8 +21,14 @@ class Signal(StrEnum):
     """The engine was put to sleep."""
     WAKE = "wake"
     """The engine, or a part of it, was woken."""
+    UPDATED = "updated"
+    """Weights were replaced; the silence before it was legitimate."""
+    ABORTED = "aborted"
+    """The requests in flight were given up on; no beat is due until new ones come."""
     COMPLETED = "completed"
     """A request was answered: progress."""
+    BEAT_LOST = "beat_lost"
+    """The task that prints heartbeats ended; from then on silence says nothing."""
     ENGINE_DEAD = "engine_dead"
     """A needed task or process ended with an error."""
     STOPPED = "stopped"
@@ -35,7 +41,9 @@ class SignalPattern:
 
     Attributes:
         signal: What it says.
-        pattern: Searched in the peeled line (bytes, without envelope).
+        pattern: Searched in the peeled line (bytes, without envelope). A group ``part`` names
+            the only part of the engine that a ``WAKE`` concerns; it may hold several, each of
+            which is searched for in its text.
         needle: A literal that every match contains: blocks are searched for it first.
         source: Where upstream prints it.
     """
@@ -66,7 +74,13 @@ class HealthMeaning(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthPattern:
-    """One message of a health endpoint and what it means."""
+    """One answer of a health endpoint and what it means.
+
+    Attributes:
+        meaning: What it amounts to.
+        pattern: Searched in ``status: message``.
+        source: Where upstream writes it.
+    """
 
     meaning: HealthMeaning
     pattern: re.Pattern[str]
@@ -81,12 +95,14 @@ class MetricNames:
         tokens: Counters that grow with every token; judged for each label set, never summed.
         running: Gauges of requests in the batch.
         waiting: Gauges of requests queued in the engine or in front of it.
+        routed: Gauges of requests handed to the engine and not finished, by the server's count.
         label: The label that tells engines of one server apart.
     """
 
     tokens: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
+    routed: tuple[str, ...] = ()
     label: str = "engine"
 
 
@@ -114,6 +130,7 @@ class EngineProfile:
         stamp_format: ``strptime`` format of the ``stamp`` group; naive, of the engine's zone.
         interval: Seconds between beats while there is work.
         silent_when_idle: Whether an interval without tokens prints nothing.
+        parts: Parts that a ``SLEEP`` puts to sleep, each of which must be woken.
         signals: Other lines that matter.
         endpoints: The only paths that may be asked with GET, by purpose
             (``health``, ``metrics``, ``sleeping``).
@@ -135,6 +152,7 @@ class EngineProfile:
     stamp_format: str
     interval: float
     silent_when_idle: bool
+    parts: tuple[str, ...] = ()
     signals: tuple[SignalPattern, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
     health: tuple[HealthPattern, ...] = ()

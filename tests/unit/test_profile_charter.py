@@ -1,0 +1,65 @@
+"""What every engine profile must keep."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from hangwatch.model.profile import EngineProfile, Signal
+from hangwatch.registry import profiles
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "heartbeats"
+PROFILES = tuple(profiles().values())
+LINES = [
+    pytest.param(profile, line, id=f"{profile.name}-{file.stem}-{number}")
+    for profile in PROFILES
+    for file in sorted((FIXTURES / profile.name).glob("*.txt"))
+    for number, line in enumerate(file.read_bytes().splitlines(), 1)
+    if line.strip()
+]
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_a_profile_brings_a_real_line_of_its_engine(profile: EngineProfile):
+    assert [] != list((FIXTURES / profile.name).glob("*.txt"))
+
+
+@pytest.mark.parametrize(("profile", "line"), LINES)
+def test_a_heartbeat_is_recognised_and_dated(profile: EngineProfile, line: bytes):
+    found = profile.alive.search(line)
+
+    assert found is not None
+    assert (
+        datetime.strptime(f"{found['stamp'].decode()} +0000", f"{profile.stamp_format} %z").year
+        > 2000
+    )
+    assert found["tag"]
+
+
+@pytest.mark.parametrize(("profile", "line"), LINES)
+def test_a_heartbeat_contains_a_needle_within_its_match(profile: EngineProfile, line: bytes):
+    assert any(needle in line for needle in profile.needles)
+
+
+@pytest.mark.parametrize(("profile", "line"), LINES)
+def test_one_family_reads_the_numbers(profile: EngineProfile, line: bytes):
+    found = next((m for f in profile.families if (m := f.search(line))), None)
+
+    assert found is not None
+    assert found["in_tps"] is not None
+    assert found["running"] is not None
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_every_endpoint_is_a_path_that_only_reads(profile: EngineProfile):
+    assert all(
+        path.startswith("/") and "terminate" not in path for path in profile.endpoints.values()
+    )
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_every_signal_says_where_it_was_read(profile: EngineProfile):
+    assert all(pattern.source and pattern.needle for pattern in profile.signals)
+    assert set(Signal) >= {pattern.signal for pattern in profile.signals}
