@@ -59,6 +59,7 @@ class Counters:
         tokens_moved_at: When ``tokens`` last grew.
         running: Requests in the batch.
         waiting: Requests queued, in the engine and in front of it.
+        routed: Requests handed to the engine and not finished, by the server's count.
         gauges_changed_at: When any gauge last changed; frozen gauges are a sign of H2.
     """
 
@@ -68,6 +69,7 @@ class Counters:
     tokens_moved_at: Instant | None = None
     running: int | None = None
     waiting: int | None = None
+    routed: int | None = None
     gauges_changed_at: Instant | None = None
 
 
