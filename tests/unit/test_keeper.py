@@ -2,65 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from fake_children import Nursery
+
 from hangwatch.daemon.children import Hearing, Keeper
-from hangwatch.system.channel import ChannelClosedError
 from hangwatch.testing import FakeClock
-
-
-class FakeChild:
-    """A child that says what a test puts into its mouth."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.alive = True
-        self.immortal = False
-        self.said: list[dict[str, Any]] = []
-        self.told: list[Mapping[str, Any]] = []
-        self.pending = 0
-        self.write_fd = -1
-        self.channel = self
-
-    def fileno(self) -> int:
-        return -1
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        if not self.alive:
-            raise ChannelClosedError("gone")
-        self.told.append(message)
-
-    def flush(self) -> None:
-        pass
-
-    def receive(self) -> tuple[dict[str, Any], ...]:
-        said, self.said = tuple(self.said), []
-        if not said and not self.alive:
-            raise ChannelClosedError("gone")
-        return said
-
-    def kill(self) -> None:
-        self.alive = self.immortal
-
-    def close(self, timeout: float = 1.0) -> bool:
-        self.kill()
-        return not self.alive
-
-
-class Nursery:
-    """Starts fake children and keeps them."""
-
-    def __init__(self) -> None:
-        self.children: list[FakeChild] = []
-        self.barren = False
-
-    def __call__(self, module: str, name: str) -> FakeChild:
-        if self.barren:
-            raise OSError(11, "Resource temporarily unavailable")
-        self.children.append(FakeChild(len(self.children) + 1))
-        return self.children[-1]
-
 
 ALIVE = {"kind": "alive"}
 

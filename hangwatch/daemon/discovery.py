@@ -1,0 +1,207 @@
+"""The child that finds out whom to watch: Ray sessions, a process's kin, a log's writer.
+
+``python -m hangwatch.daemon.discovery`` talks with the daemon:
+
+- in ``{"kind": "sessions", "every": S}``: from now on look for raylets every S seconds;
+  out ``{"kind": "sessions", "sessions": [RaySession…]}``, first and whenever it changes;
+- in ``{"kind": "kin", "pid": N, "profile": NAME}``; out ``{"kind": "kin", "kin": Kin}``;
+- in ``{"kind": "owners", "logs": […], "profile": NAME}``;
+  out ``{"kind": "owners", "owners": [LogOwner…]}``.
+
+A process of its own, because command lines and foreign file systems can block for as long as the
+process that they belong to. It only reads ``/proc`` and asks for the identity of files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from hangwatch import registry
+from hangwatch.core import kinship
+from hangwatch.core.codec import to_plain
+from hangwatch.errors import TargetNotFoundError
+from hangwatch.model.capture import Target
+from hangwatch.model.discovery import Kin, LogOwner, RaySession
+from hangwatch.model.identity import Role
+from hangwatch.model.process import ProcessRow
+from hangwatch.model.profile import EngineProfile
+from hangwatch.system import procfs
+from hangwatch.system.channel import Channel
+from hangwatch.system.spawn import message_kind, serve
+
+WORKER_LOGS: Final = "worker-*.out"
+"""Where Ray puts what a worker prints; its ``.err`` holds heartbeats of no known engine."""
+
+_WORKER_LOG: Final = re.compile(r"/worker-[^/]+\.out(?: \(deleted\))?$")
+
+# ray/_private/services.py, start_raylet: both spellings were in use.
+_SESSION: Final = re.compile(r"--session[-_]dir[= ](\S+)")
+_LOGS: Final = re.compile(r"--log[-_]dir[= ](\S+)")
+_RAYLET_LOG: Final = re.compile(r"^(/.+)/logs/raylet\.(?:out|err)$")
+
+_PRINTERS: Final = (Role.API_SERVER, Role.ENGINE, Role.RAY_WORKER, Role.OTHER)
+"""Whose output may hold heartbeats, most likely first."""
+
+# Logs of Ray's own C++ core: large, and no engine prints there.
+_NOT_OUTPUT: Final = re.compile(r"/(?:python-core-|events/|raylet\.|gcs_server\.|runtime_env)")
+
+
+def table() -> tuple[ProcessRow, ...]:
+    """Return every process, looked at closely; can block, see ``system.procfs``."""
+    sockets = procfs.Sockets()
+    rows = []
+    for row in procfs.read_table():
+        with contextlib.suppress(OSError):
+            rows.append(procfs.look_closer(row, sockets))
+    return tuple(rows)
+
+
+def ray_sessions() -> tuple[RaySession, ...]:
+    """Return the Ray sessions whose raylet we can see, in the order of their folders."""
+    found = {}
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            if procfs.read_file(pid, "comm").strip() == b"raylet":
+                session = _session(pid)
+                if session is not None:
+                    found[session.folder] = session
+    return tuple(found[folder] for folder in sorted(found))
+
+
+def _session(raylet: int) -> RaySession | None:
+    title = procfs.read_title(raylet)
+    links = procfs.links(raylet)
+    folder = ""
+    if named := _SESSION.search(title):
+        folder = named[1]
+    else:
+        for target in links.values():
+            if opened := _RAYLET_LOG.match(target):
+                folder = opened[1]
+    if not folder:
+        return None
+    logs = named[1] if (named := _LOGS.search(title)) else f"{folder}/logs"
+    if _same(Path(logs), Path(f"/proc/{raylet}/root{logs}")):
+        return RaySession(raylet=raylet, folder=folder, logs=(f"{logs}/{WORKER_LOGS}",))
+    paths = []
+    for pid in procfs.children(raylet):
+        for fd, target in procfs.links(pid).items():
+            if _WORKER_LOG.search(target):
+                paths.append(f"/proc/{pid}/fd/{fd}")
+                break
+    return RaySession(raylet=raylet, folder=folder, logs=tuple(sorted(paths)), reachable=False)
+
+
+def _same(here: Path, there: Path) -> bool:
+    """Say whether both paths lead to one file; if the other one may not be seen, if ours does."""
+    try:
+        ours = here.stat()
+    except OSError:
+        return False
+    try:
+        theirs = there.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+
+def kin(pid: int, profile: EngineProfile) -> Kin:
+    """Return what *pid* belongs to; ``problem`` says why nothing can be said."""
+    try:
+        procfs.identify(pid)
+    except TargetNotFoundError as error:
+        return Kin(pid=pid, problem=str(error))
+    rows = table()
+    targets = kinship.related(rows, seeds=(pid,), profile=profile)
+    by_pid = {row.pid: row for row in rows}
+    servers = tuple(target.process.pid for target in targets if target.role is Role.API_SERVER)
+    printers = servers or (pid,)
+    logs: dict[str, None] = {}
+    for server in printers:
+        if server in by_pid:
+            logs.update(dict.fromkeys(_output_of(by_pid[server], rows)))
+    return Kin(pid=pid, targets=targets, servers=printers, logs=tuple(logs))
+
+
+def _output_of(row: ProcessRow, rows: Sequence[ProcessRow]) -> Iterator[str]:
+    """Yield the logs that hold what a process prints, as paths that can be read from here."""
+    printed = [log for log in row.logs if not _NOT_OUTPUT.search(log)]
+    if printed:
+        yield from _readable(row.pid, printed)
+        return
+    pipes = {target for target in row.stdio[1:] if target.startswith("pipe:")}
+    for copier in rows:
+        if copier.pid != row.pid and copier.stdio and copier.stdio[0] in pipes:
+            yield from _readable(copier.pid, copier.logs)
+
+
+def _readable(pid: int, logs: Sequence[str]) -> Iterator[str]:
+    """Yield each log as it is where it is the same file here, else as a path through ``/proc``."""
+    opened = {target: fd for fd, target in sorted(procfs.links(pid).items(), reverse=True)}
+    for log in logs:
+        if log in opened:
+            through = f"/proc/{pid}/fd/{opened[log]}"
+            yield log if _same(Path(log), Path(through)) else through
+
+
+def owners(logs: Iterable[str], profile: EngineProfile) -> tuple[LogOwner, ...]:
+    """Return who writes each of *logs*: the server, where several processes share a log."""
+    rows = table()
+    return tuple(LogOwner(log=log, pid=_owner(log, rows, profile)) for log in logs)
+
+
+def _owner(log: str, rows: Sequence[ProcessRow], profile: EngineProfile) -> int | None:
+    real = os.path.realpath(log)
+    targets = kinship.related(rows, seeds=(), profile=profile, logs=(real,))
+    writers = [target for target in targets if target.why.startswith("writes")]
+    related = [target for target in targets if _tied(target, writers)]
+    for role in _PRINTERS:
+        for target in sorted((*writers, *related), key=lambda item: item.process.pid):
+            if target.role is role:
+                return target.process.pid
+    return None
+
+
+def _tied(target: Target, writers: Sequence[Target]) -> bool:
+    """Say whether *target* is the parent of a writer: workers inherit the server's output."""
+    return any(target.process.pid == writer.ppid for writer in writers)
+
+
+def body(channel: Channel) -> None:
+    """Answer the daemon until it closes the channel."""
+    looking_every: float | None = None
+    look_at = 0.0
+    told: tuple[RaySession, ...] | None = None
+    while True:
+        for message in channel.wait(1.0):
+            match message_kind(message):
+                case "sessions":
+                    looking_every = float(message["every"])
+                    look_at, told = 0.0, None
+                case "kin":
+                    found = kin(int(message["pid"]), registry.profiles()[message["profile"]])
+                    channel.send({"kind": "kin", "kin": to_plain(found)})
+                case "owners":
+                    whose = owners(message["logs"], registry.profiles()[message["profile"]])
+                    channel.send({"kind": "owners", "owners": to_plain(whose)})
+                case _:
+                    pass
+        if looking_every is not None and time.monotonic() >= look_at:
+            sessions = ray_sessions()
+            look_at = time.monotonic() + looking_every
+            if sessions != told:
+                told = sessions
+                channel.send({"kind": "sessions", "sessions": to_plain(sessions)})
+        channel.send({"kind": "alive"})
+
+
+if __name__ == "__main__":
+    serve(body)

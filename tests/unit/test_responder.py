@@ -1,0 +1,197 @@
+"""Captures as the daemon sees them, in virtual time."""
+
+from __future__ import annotations
+
+from fake_children import Nursery
+
+from hangwatch.core.codec import to_plain
+from hangwatch.daemon.responder import Responder
+from hangwatch.model.capture import CaptureKind, CaptureRequest
+from hangwatch.model.identity import InstanceKey
+from hangwatch.model.incident import Incident
+from hangwatch.model.observation import CaptureEnded, StacksSeen
+from hangwatch.model.policy import Policy
+from hangwatch.model.time import Instant
+from hangwatch.model.verdict import Confidence, SuspectedHang
+from hangwatch.model.vitals import Motion, StackVital
+from hangwatch.testing import FakeClock
+
+VERDICT = SuspectedHang(since=Instant(0.0), cause="silence", confidence=Confidence.LOW)
+
+
+class Scene:
+    """A responder among fakes."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.nursery = Nursery()
+        self.told: list[tuple[str, str]] = []
+        self.responder = Responder(
+            clock=self.clock,
+            request=self.request,
+            tell=lambda kind, incident, facts: self.told.append((kind, incident)),
+            start=self.nursery,
+        )
+
+    def request(self, incident: Incident) -> CaptureRequest:
+        return CaptureRequest(
+            id=incident.id,
+            kind=CaptureKind.INCIDENT,
+            output="/nowhere",
+            profile="lmdeploy",
+            policy=Policy(),
+            epoch=self.clock.epoch(),
+            incident=incident,
+        )
+
+    def begin(self, name: str = "x-1") -> None:
+        incident = Incident(
+            id=name, members=(), watched=1, verdict=VERDICT, detected_at=Instant(0.0)
+        )
+        self.responder.begin(incident)
+        self.responder.hear()
+
+    def pass_time(self, seconds: float) -> list[object]:
+        heard: list[object] = []
+        for _ in range(int(seconds)):
+            self.clock.sleep(1.0)
+            heard += self.responder.hear()
+        return heard
+
+
+def test_an_incident_gets_a_conductor_with_an_order():
+    scene = Scene()
+    scene.begin()
+
+    assert ["capture"] == [message["kind"] for message in scene.nursery.last.told]
+    assert "hangwatch.capture.conductor" == scene.nursery.last.module
+    assert [("started", "x-1")] == scene.told
+
+
+def test_an_incident_has_one_capture_however_often_it_is_asked_for():
+    scene = Scene()
+    scene.begin()
+    scene.begin()
+
+    assert 1 == len(scene.nursery.children)
+
+
+def test_what_stage_a_saw_is_judged_before_the_conductor_is_answered():
+    scene = Scene()
+    scene.begin()
+    seen = StacksSeen(
+        instance=InstanceKey(pid=7), stacks=StackVital(at=Instant(5.0), motion=Motion.FROZEN)
+    )
+    scene.nursery.last.said = [{"kind": "stage_a", "stacks": [to_plain(seen)], "processes": []}]
+    heard = scene.responder.hear()
+    scene.responder.answer({"x-1": "hung"})
+
+    assert (seen,) == heard
+    assert {"kind": "verdict", "word": "hung"} == scene.nursery.last.told[-1]
+
+
+def test_a_conductor_that_did_not_ask_is_not_answered():
+    scene = Scene()
+    scene.begin()
+    scene.responder.answer({"x-1": "hung"})
+
+    assert 1 == len(scene.nursery.last.told)
+
+
+def test_a_bundle_ends_the_capture():
+    scene = Scene()
+    scene.begin()
+    scene.nursery.last.said = [{"kind": "bundle", "path": "/b.tar.gz"}]
+    heard = scene.responder.hear()
+
+    assert (CaptureEnded(incident="x-1", at=Instant(0.0), bundle="/b.tar.gz"),) == heard
+    assert not scene.responder.busy
+    assert not scene.nursery.last.alive
+
+
+def test_a_failure_that_the_conductor_reports_is_final():
+    scene = Scene()
+    scene.begin()
+    scene.nursery.last.said = [{"kind": "failed", "error": "disk full", "hint": ""}]
+    heard = scene.responder.hear()
+
+    assert (CaptureEnded(incident="x-1", at=Instant(0.0), error="disk full"),) == heard
+    assert 1 == len(scene.nursery.children)
+
+
+def test_a_killed_conductor_is_replaced_and_asked_again():
+    scene = Scene()
+    scene.begin()
+    scene.nursery.last.kill()
+    scene.pass_time(1)
+
+    assert 2 == len(scene.nursery.children)
+    assert ["capture"] == [message["kind"] for message in scene.nursery.last.told]
+
+
+def test_conductors_that_die_over_and_over_end_the_capture_with_an_error():
+    scene = Scene()
+    scene.begin()
+    heard: list[object] = []
+    for _ in range(10):
+        scene.nursery.last.kill()
+        heard += scene.pass_time(1)
+
+    assert 3 == len(scene.nursery.children)
+    (ended,) = heard
+    assert isinstance(ended, CaptureEnded)
+    assert "lost 3 times" in ended.error
+
+
+def test_a_silent_conductor_is_replaced():
+    scene = Scene()
+    scene.begin()
+    scene.pass_time(32)
+
+    assert [False, True] == [child.alive for child in scene.nursery.children]
+
+
+def test_a_conductor_that_talks_and_talks_is_not_waited_for_for_ever():
+    scene = Scene()
+    scene.begin()
+    for _ in range(600):
+        scene.nursery.last.said = [{"kind": "alive"}]
+        scene.pass_time(1)
+
+    assert 3 == len(scene.nursery.children)
+    assert not scene.responder.busy
+
+
+def test_captures_beyond_the_second_wait_for_their_turn():
+    scene = Scene()
+    for name in ("a", "b", "c"):
+        scene.begin(name)
+    running = len(scene.nursery.children)
+    scene.nursery.children[0].said = [{"kind": "bundle", "path": "/a"}]
+    scene.pass_time(1)
+
+    assert (2, 3) == (running, len(scene.nursery.children))
+
+
+def test_a_request_to_stop_reaches_the_conductor_and_its_bundle_still_counts():
+    scene = Scene()
+    scene.begin()
+    scene.responder.stop()
+    told = scene.nursery.last.told[-1]
+    scene.nursery.last.said = [{"kind": "bundle", "path": "/b.tar.gz"}]
+    (ended,) = scene.responder.hear()
+
+    assert {"kind": "stop"} == told
+    assert isinstance(ended, CaptureEnded)
+    assert "/b.tar.gz" == ended.bundle
+
+
+def test_a_conductor_that_dies_while_we_stop_is_not_replaced():
+    scene = Scene()
+    scene.begin()
+    scene.responder.stop()
+    scene.nursery.last.kill()
+    scene.pass_time(1)
+
+    assert 1 == len(scene.nursery.children)
+    assert not scene.responder.busy
