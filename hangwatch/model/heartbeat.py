@@ -79,6 +79,8 @@ class Heartbeat:
         prefix_hit_pct: Prefix cache hits, percent.
         draft_acceptance_pct: Speculative tokens accepted, percent.
         repeated: How many lines Ray's de-duplication folded into this one.
+        relayed: Whether it came through a driver's stream and not from its writer's own log.
+        profile: Name of the engine profile that recognised it.
     """
 
     instance: InstanceKey
@@ -97,6 +99,8 @@ class Heartbeat:
     prefix_hit_pct: float | None = None
     draft_acceptance_pct: float | None = None
     repeated: int = 1
+    relayed: bool = False
+    profile: str = ""
 
     @property
     def tps(self) -> float | None:
@@ -127,6 +131,7 @@ class SignalSeen:
         source: The log it came from.
         text: The line, decoded, cut to 300 characters.
         parts: Parts of the engine that it concerns; empty for the whole.
+        profile: Name of the engine profile that recognised it.
     """
 
     instance: InstanceKey
@@ -136,3 +141,4 @@ class SignalSeen:
     source: str = ""
     text: str = ""
     parts: tuple[str, ...] = ()
+    profile: str = ""

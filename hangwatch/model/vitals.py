@@ -72,6 +72,14 @@ class Counters:
     routed: int | None = None
     gauges_changed_at: Instant | None = None
 
+    @property
+    def in_flight(self) -> int | None:
+        """Requests that were somewhere in the server, or ``None`` where no gauge says."""
+        engine = [n for n in (self.running, self.waiting) if n is not None]
+        if not engine and self.routed is None:
+            return None
+        return max(sum(max(n, 0) for n in engine), self.routed or 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessVital:
@@ -144,6 +152,8 @@ class SourceVital:
         unreadable_since: Since when it cannot be read, or ``None``.
         unreadable_reason: Why.
         retired_at: When it ceased to be followed (link moved, file gone for good), or ``None``.
+        relayed: Whether beats come here through a driver, which prints lines of its own too.
+        merged: Whether de-duplication folds the beats of several engines into one line here.
     """
 
     name: str
@@ -153,6 +163,8 @@ class SourceVital:
     unreadable_since: Instant | None = None
     unreadable_reason: str = ""
     retired_at: Instant | None = None
+    relayed: bool = False
+    merged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +177,22 @@ class Vitals:
         silent_when_idle: Whether it prints nothing in an interval without tokens.
         listening_since: Silence counts from here at the earliest.
         first_beat_at: First beat ever seen; ``None`` before it.
+        armed_at: First beat that arrived while we listened; silence means nothing before it.
         last: The last beat.
         last_progress: The last beat with tokens.
         beats: Beats counted.
-        median_tps: Running median of tokens a second; ``None`` before the first number.
+        recent_tps: Tokens a second of the latest beats with tokens, the last one included.
+        median_tps: Their median, the last one left out; ``None`` while there are fewer than
+            three.
+        buffered: Seconds of printed time that the latest beats, arriving together, cover: more
+            than an interval if the writer's output is buffered; else 0.
         longest_gap: Longest gap between beats that ended by itself, seconds.
         started: Last ``starting`` or ``ready`` signal.
         slept: Last ``sleep`` or ``wake`` signal.
+        asleep: Parts that were put to sleep and not woken yet.
+        updated_at: When weights were last replaced.
+        aborted_at: When the requests in flight were last given up on.
+        beat_lost: The line that says that the task which prints beats ended.
         completed_at: Last answered request seen in the log.
         died: The line that says that a needed task or process ended.
         stopped: The line that says that the server shut down in order.
@@ -191,13 +212,20 @@ class Vitals:
     listening_since: Instant
     silent_when_idle: bool = True
     first_beat_at: Instant | None = None
+    armed_at: Instant | None = None
     last: Heartbeat | None = None
     last_progress: Heartbeat | None = None
     beats: int = 0
+    recent_tps: tuple[float, ...] = ()
     median_tps: float | None = None
+    buffered: float = 0.0
     longest_gap: float = 0.0
     started: SignalSeen | None = None
     slept: SignalSeen | None = None
+    asleep: tuple[str, ...] = ()
+    updated_at: Instant | None = None
+    aborted_at: Instant | None = None
+    beat_lost: SignalSeen | None = None
     completed_at: Instant | None = None
     died: SignalSeen | None = None
     stopped: SignalSeen | None = None
