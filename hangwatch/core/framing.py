@@ -211,9 +211,16 @@ class Scanner:
                 last = end if last < 0 else last
                 lines[first] = last
                 at = data.find(needle, last, end)
+        # Most blocks hold neither CR nor NUL: a line is its only part then, and needs no look.
+        if self._head is None and b"\r" not in data and b"\x00" not in data:
+            return [
+                (max(0, start + first), data[first:last])
+                for first, last in sorted(lines.items())
+                if last - first <= MAX_LINE
+            ]
         found: list[tuple[int, bytes]] = []
-        for first in sorted(lines):
-            found += self._cut(data[first : lines[first]], max(0, start + first), within=first == 0)
+        for first, last in sorted(lines.items()):
+            found += self._cut(data[first:last], max(0, start + first), within=first == 0)
         return found
 
     def _search_lines(self, data: bytes, end: int, start: int) -> list[tuple[int, bytes]]:
