@@ -23,11 +23,11 @@ One sample alone proves no freeze.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from hangwatch.core.objects import integer, objects
 from hangwatch.model.dossier import Citation, Frame, ThreadMotion, ThreadStack
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Instant
@@ -108,30 +108,14 @@ def parse_threads(
     Raises:
         ValueError: There is something, and none of it is a thread.
     """
-    text = data.decode("utf-8", "replace")
     found = []
-    for raw, line in _objects(text):
+    for raw, line in objects(data):
         if isinstance(raw.get("frames"), list):
             citation = Citation(path=path, line=line) if path else None
             found.append(_thread(raw, pid, sample, citation))
-    if not found and text.strip(" \t\r\n[],"):
+    if not found and data.strip(b" \t\r\n[],"):
         raise ValueError("no thread of the form that py-spy dump --json writes")
     return tuple(found)
-
-
-def _objects(text: str) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Give each outermost JSON object with the line it begins on; stop at the first broken one."""
-    decoder = json.JSONDecoder()
-    position, line = 0, 1
-    while (start := text.find("{", position)) >= 0:
-        line += text.count("\n", position, start)
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            return
-        yield value, line
-        line += text.count("\n", start, end)
-        position = end
 
 
 def _thread(
@@ -141,27 +125,23 @@ def _thread(
         Frame(
             function=str(frame.get("name") or "?"),
             file=str(frame.get("filename") or frame.get("short_filename") or ""),
-            line=_integer(frame.get("line")) or 0,
+            line=integer(frame.get("line")) or 0,
             module=str(frame.get("module") or ""),
         )
         for frame in raw["frames"]
         if isinstance(frame, Mapping)
     )
-    own = _integer(raw.get("pid"))
+    own = integer(raw.get("pid"))
     return ThreadStack(
         pid=own if own is not None else (pid or 0),
         sample=sample,
         frames=frames,
-        tid=_integer(raw.get("os_thread_id")),
+        tid=integer(raw.get("os_thread_id")),
         name=str(raw.get("thread_name") or ""),
         active=raw.get("active") is True,
         owns_gil=raw.get("owns_gil") is True,
         citation=citation,
     )
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def threads(stacks: Iterable[ThreadStack]) -> tuple[ThreadMotion, ...]:

@@ -327,7 +327,7 @@ class Redactor:
         try:
             kept = _nobodys(ipaddress.ip_address(host))
         except ValueError:
-            return host if _is_pseudonym(host) else self._pseudonym("host", host)
+            return self._pseudonym("host", host)
         return host if kept else self._pseudonym("address", host)
 
     def text(self, data: bytes, *, log: bool = False) -> bytes:
@@ -486,7 +486,7 @@ class Redactor:
         return self._pseudonym("address", match[0].lower())
 
     def _url_host(self, host: str) -> str:
-        if _PUBLIC_DOMAINS.match(host) or _is_pseudonym(host) or _IPV4.fullmatch(host):
+        if _PUBLIC_DOMAINS.match(host) or _IPV4.fullmatch(host):
             return host
         if host.lower() in _COMMON_WORDS:
             return host
@@ -501,6 +501,8 @@ class Redactor:
         self._hosts_pattern = None
 
     def _pseudonym(self, kind: str, name: str) -> str:
+        if _is_pseudonym(name):
+            return name
         known = self._names.get((kind, name))
         if known is None:
             if self._key is None:

@@ -1,0 +1,61 @@
+"""JSON objects with the lines they begin on, so that each can be cited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def objects(data: bytes) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Yield each outermost object of a JSON text and its line, from 1.
+
+    A list of objects, several lists behind each other and one object a line are all the same
+    here. Ends quietly at the first object that is broken: a file that was cut short gives what is
+    whole.
+    """
+    text = data.decode("utf-8", "replace")
+    decoder = json.JSONDecoder()
+    position, line = 0, 1
+    while (start := text.find("{", position)) >= 0:
+        line += text.count("\n", position, start)
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            return
+        yield value, line
+        line += text.count("\n", start, end)
+        position = end
+
+
+def is_whole(data: bytes) -> bool:
+    """Say whether *data* is nothing but whole JSON documents."""
+    text = data.decode("utf-8", "replace")
+    decoder = json.JSONDecoder()
+    position = 0
+    while True:
+        while position < len(text) and text[position].isspace():
+            position += 1
+        if position == len(text):
+            return True
+        try:
+            _, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            return False
+
+
+def integer(value: object) -> int | None:
+    """Return *value* if it is an integer and no truth value."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(value: object) -> float | None:
+    """Return *value* as a float if it is a number and no truth value."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+def word(value: object) -> str:
+    """Return *value* if it is a string, else ``""``."""
+    return value if isinstance(value, str) else ""
