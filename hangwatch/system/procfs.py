@@ -43,6 +43,12 @@ MAX_TITLE: Final = 4096
 MAX_LINKS: Final = 4096
 """Descriptors of one process that are looked at; engines have a few hundred."""
 
+PERMISSION_HINT: Final = (
+    "run as root or as the user of the process, with SYS_PTRACE "
+    "(Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
+)
+"""What to do where a process may not be read."""
+
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _TCP_LISTEN: Final = "0A"
 _GPU: Final = re.compile(r"/dev/nvidia(\d+)$")
@@ -364,12 +370,12 @@ def look_closer(row: ProcessRow, sockets: Sockets) -> ProcessRow:
 
 
 def read_title(pid: int) -> str:
-    """Return the command line, or the title that replaced it; can block, see the module.
+    """Return the command line, or the title that replaced it, on one line; can block, see above.
 
     A program that sets its title leaves hundreds of empty arguments behind: they are dropped.
     """
     arguments = _text(pid, "cmdline").split("\0")
-    return " ".join(argument for argument in arguments if argument.strip())[:MAX_TITLE]
+    return " ".join(word for argument in arguments for word in argument.split())[:MAX_TITLE]
 
 
 def read_environment(pid: int) -> dict[str, str]:

@@ -172,6 +172,9 @@ def run_tool(
 ) -> ToolResult:
     """Run a program with a deadline and a bound on its output.
 
+    It gets a session of its own, so that its whole group can be killed, and dies with us. Call
+    it from a process with one thread: the child runs Python before it becomes the program.
+
     Args:
         arguments: Program and arguments; no shell.
         timeout: Seconds after which its group is killed.
@@ -184,6 +187,7 @@ def run_tool(
     Raises:
         OSError: It cannot be started.
     """
+    us = os.getpid()
     process = subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -191,6 +195,7 @@ def run_tool(
         stderr=subprocess.PIPE,
         env=dict(environment) if environment is not None else {"PATH": os.defpath, "LC_ALL": "C"},
         start_new_session=True,
+        preexec_fn=lambda: die_with_parent(us),  # noqa: PLW1509  # one thread, as said above
     )
     assert process.stdout is not None
     assert process.stderr is not None

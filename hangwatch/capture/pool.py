@@ -1,0 +1,403 @@
+"""A few workers, one step each at a time, every step with a deadline and exactly one evidence.
+
+Theory of operation. Tools of a capture cost CPU, so more workers than cores only make each
+target's turn longer: steps that compute run in ``width`` workers, at most four. Steps that wait
+for others (a server that does not answer, a driver) run beside them in workers of their own, so
+that they delay nothing. Workers start when they are first needed and are used again.
+
+A step's time counts from when its worker was ready for it. At its deadline the worker is killed
+with its group and the groups of its children, and another takes its place; what the step had
+written is kept. A worker that does not end even then is in D state: it is abandoned, counted, and
+never waited for. Three failures of one kind in a row by one collector open its circuit breaker:
+its remaining steps are not tried any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from hangwatch.capture.rooms import Rooms
+from hangwatch.core.codec import CodecError, from_plain, to_plain
+from hangwatch.model.capture import Evidence, Failure, FailureKind, Phase, Step
+from hangwatch.model.time import Clock, Instant
+from hangwatch.system import procfs
+from hangwatch.system.channel import ChannelClosedError
+from hangwatch.system.spawn import Child, message_kind
+
+WORKER: Final = "hangwatch.capture.worker"
+
+MAX_WIDTH: Final = 4
+
+WAITING_WIDTH: Final = 2
+
+START_TIMEOUT: Final = 20.0
+"""Seconds for a worker to start: an interpreter takes 0.05 s, a machine under load far more."""
+
+STOP_GRACE: Final = 2.0
+"""Seconds that running steps are left when the capture is asked to end."""
+
+LOOK_INTERVAL: Final = 0.2
+"""Seconds between two looks at deadlines, and at whether we are asked to stop."""
+
+BREAKER_FAILURES: Final = 3
+
+TOOL_FAILURES: Final = frozenset(
+    {
+        FailureKind.NOT_INSTALLED,
+        FailureKind.TIMED_OUT,
+        FailureKind.WORKER_DIED,
+        FailureKind.TOOL_FAILED,
+        FailureKind.TOO_LARGE,
+        FailureKind.CRASHED,
+    }
+)
+"""Failures that say something of the tool; the others say something of one target."""
+
+
+def width() -> int:
+    """Return how many steps may compute at once here."""
+    return min(MAX_WIDTH, len(os.sched_getaffinity(0)))
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    child: Child
+    waits: bool
+    started_at: Instant
+    ready: bool = False
+    job: _Job | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    step: Step
+    room: Path
+    given_at: Instant
+    started_at: Instant | None = None
+    """When the worker was ready for it."""
+
+    def ends_at(self) -> float:
+        if self.started_at is None:
+            return self.given_at + START_TIMEOUT
+        return self.started_at + self.step.timeout
+
+
+@dataclass(slots=True)
+class _Run:
+    """The steps of one call of ``run``."""
+
+    pending: list[Step]
+    phase: Phase
+    until: float
+    tell: Callable[[Step, Evidence], None]
+    stopped: Callable[[], bool]
+    last: Callable[[Step], bool]
+    stopping: bool = False
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+
+
+class Pool:
+    """The workers of one capture; close it when done."""
+
+    def __init__(self, rooms: Rooms, clock: Clock) -> None:
+        self._rooms = rooms
+        self._clock = clock
+        self._width = width()
+        self._workers: list[_Worker] = []
+        self._dying: list[Child] = []
+        self._failures: dict[str, tuple[FailureKind, int]] = {}
+
+    @property
+    def abandoned(self) -> int:
+        """Workers that were killed and have not ended."""
+        self._dying = [child for child in self._dying if child.alive]
+        return len(self._dying)
+
+    def warm(self) -> None:
+        """Start the computing workers now, before there is anything to do."""
+        while self._free_place(waits=False) and self._start(waits=False) is not None:
+            pass
+
+    def run(
+        self,
+        steps: Sequence[Step],
+        *,
+        phase: Phase,
+        until: float,
+        tell: Callable[[Step, Evidence], None] = lambda _step, _evidence: None,
+        stopped: Callable[[], bool] = lambda: False,
+        last: Callable[[Step], bool] = lambda _step: False,
+    ) -> tuple[Evidence, ...]:
+        """Run *steps*, and return one evidence for each, in their order.
+
+        Args:
+            steps: What to do, in order of preference.
+            phase: Where the evidence stands in the story.
+            until: Instant at which whatever has not ended is given up.
+            tell: Called with each step that ended.
+            stopped: Whether we are asked to end early; looked at several times a second.
+            last: Steps that yield to all others; asked again each time one is chosen.
+        """
+        run = _Run(
+            pending=list(steps),
+            phase=phase,
+            until=until,
+            tell=tell,
+            stopped=stopped,
+            last=last,
+        )
+        while run.pending or any(worker.job for worker in self._workers):
+            if run.stopped() and not run.stopping:
+                run.stopping = True
+                run.until = min(run.until, self._clock.now() + STOP_GRACE)
+            if run.stopping or self._clock.now() >= run.until:
+                self._give_up_pending(run)
+            else:
+                self._give_out(run)
+            self._listen(run)
+            self._enforce(run)
+        return tuple(run.evidence[step.id] for step in steps)
+
+    def close(self) -> None:
+        """End every worker; one in D state is abandoned."""
+        for worker in self._workers:
+            worker.child.channel.close()
+            self._kill(worker.child)
+        self._workers.clear()
+        deadline = self._clock.now() + 1.0
+        while self.abandoned and self._clock.now() < deadline:
+            self._clock.sleep(0.01)
+
+    # Giving out
+
+    def _give_out(self, run: _Run) -> None:
+        for waits in (True, False):
+            while (step := self._next(run, waits=waits)) is not None:
+                failure = self._breaker(step)
+                if failure is not None:
+                    run.pending.remove(step)
+                    self._record(run, step, failure=failure)
+                    continue
+                worker = self._idle(waits=waits)
+                if worker is None:
+                    if not any(other.waits == waits for other in self._workers):
+                        run.pending.remove(step)
+                        self._record(run, step, failure=_NO_WORKER)
+                        continue
+                    break
+                run.pending.remove(step)
+                self._give(run, worker, step)
+
+    def _next(self, run: _Run, *, waits: bool) -> Step | None:
+        mine = [step for step in run.pending if step.waits == waits]
+        first = next((step for step in mine if not run.last(step)), None)
+        return first if first is not None or not mine else mine[0]
+
+    def _breaker(self, step: Step) -> Failure | None:
+        kind, count = self._failures.get(step.collector, (None, 0))
+        if kind is None or count < BREAKER_FAILURES:
+            return None
+        return Failure(
+            kind=FailureKind.BREAKER_OPEN,
+            message=f"{step.collector} failed {count} times in a row ({kind}); not tried again",
+        )
+
+    def _idle(self, *, waits: bool) -> _Worker | None:
+        for worker in self._workers:
+            if worker.waits == waits and worker.job is None:
+                return worker
+        return self._start(waits=waits) if self._free_place(waits=waits) else None
+
+    def _free_place(self, *, waits: bool) -> bool:
+        limit = WAITING_WIDTH if waits else self._width
+        return sum(worker.waits == waits for worker in self._workers) < limit
+
+    def _start(self, *, waits: bool) -> _Worker | None:
+        try:
+            child = Child(WORKER, name="capture worker")
+        except OSError:  # no memory, no processes left
+            return None
+        worker = _Worker(child=child, waits=waits, started_at=self._clock.now())
+        self._workers.append(worker)
+        return worker
+
+    def _give(self, run: _Run, worker: _Worker, step: Step) -> None:
+        now = self._clock.now()
+        room = self._rooms.open()
+        worker.job = _Job(
+            step=step, room=room, given_at=now, started_at=now if worker.ready else None
+        )
+        message = {
+            "kind": "step",
+            "step": to_plain(step),
+            "room": str(room),
+            "earlier": str(self._rooms.place(step.folder)),
+        }
+        try:
+            worker.child.channel.send(message)
+        except ChannelClosedError:
+            self._lost(run, worker)
+
+    # Listening
+
+    def _listen(self, run: _Run) -> None:
+        by_fd = {worker.child.channel.fileno(): worker for worker in self._workers}
+        writers = [w.child.channel.write_fd for w in self._workers if w.child.channel.pending]
+        now = self._clock.now()
+        ends = [worker.job.ends_at() for worker in self._workers if worker.job]
+        timeout = min([LOOK_INTERVAL, run.until - now, *(end - now for end in ends)])
+        ready, _, _ = select.select(list(by_fd), writers, [], max(0.0, timeout))
+        for worker in tuple(self._workers):
+            if worker.child.channel.pending:
+                with contextlib.suppress(ChannelClosedError):
+                    worker.child.channel.flush()
+        for fd in ready:
+            worker = by_fd[fd]
+            try:
+                for message in worker.child.channel.receive():
+                    self._hear(run, worker, message)
+            except ChannelClosedError:
+                self._lost(run, worker)
+
+    def _hear(self, run: _Run, worker: _Worker, message: dict[str, Any]) -> None:
+        now = self._clock.now()
+        match message_kind(message):
+            case "ready":
+                worker.ready = True
+                if worker.job is not None:
+                    worker.job.started_at = now
+            case "done" if worker.job is not None and message.get("step") == worker.job.step.id:
+                job, worker.job = worker.job, None
+                try:
+                    failure: Failure | None = from_plain(Failure | None, message.get("failure"))
+                    complete = frozenset(map(str, message.get("complete", ())))
+                except (CodecError, TypeError):
+                    failure, complete = _DIED, frozenset()
+                self._record(run, job.step, job=job, failure=failure, complete=complete)
+            case "crash":
+                crashed, worker.job = worker.job, None
+                if crashed is not None:
+                    trace = str(message.get("traceback", ""))[-4000:]
+                    failure = Failure(kind=FailureKind.CRASHED, message=trace)
+                    self._record(run, crashed.step, job=crashed, failure=failure)
+            case _:
+                pass
+
+    def _lost(self, run: _Run, worker: _Worker) -> None:
+        """A worker ended, or wrote nonsense: replace it."""
+        self._drop(worker)
+        if worker.job is not None:
+            self._record(run, worker.job.step, job=worker.job, failure=_DIED)
+            worker.job = None
+
+    # Deadlines
+
+    def _enforce(self, run: _Run) -> None:
+        now = self._clock.now()
+        for worker in tuple(self._workers):
+            job = worker.job
+            if job is None:
+                continue
+            if now >= job.ends_at():
+                failure = _timed_out(job)
+            elif now >= run.until:
+                failure = _STOPPED if run.stopping else _DEADLINE
+            else:
+                continue
+            self._drop(worker)
+            worker.job = None
+            self._record(run, job.step, job=job, failure=failure)
+
+    def _give_up_pending(self, run: _Run) -> None:
+        failure = _STOPPED if run.stopping else _DEADLINE
+        for step in run.pending:
+            self._record(run, step, failure=failure)
+        run.pending.clear()
+
+    def _drop(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        worker.child.channel.close()
+        self._kill(worker.child)
+
+    def _kill(self, child: Child) -> None:
+        # Tools run in sessions of their own; the kernel kills them when their parent dies, but
+        # not what they started.
+        for pid in procfs.children(child.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        child.kill()
+        self._dying.append(child)
+
+    # Recording
+
+    def _record(
+        self,
+        run: _Run,
+        step: Step,
+        *,
+        failure: Failure | None,
+        job: _Job | None = None,
+        complete: frozenset[str] = frozenset(),
+    ) -> None:
+        began = None
+        if job is not None:
+            began = job.started_at if job.started_at is not None else job.given_at
+        evidence = Evidence(
+            step=step.id,
+            collector=step.collector,
+            sample=step.sample,
+            phase=run.phase,
+            target=step.target.process if step.target is not None else None,
+            started_at=began,
+            elapsed=self._clock.now() - began if began is not None else 0.0,
+            artifacts=self._rooms.keep(step, job.room, complete) if job is not None else (),
+            failure=failure,
+        )
+        if job is not None:
+            self._count(step, failure)
+        run.evidence[step.id] = evidence
+        run.tell(step, evidence)
+
+    def _count(self, step: Step, failure: Failure | None) -> None:
+        if failure is None:
+            self._failures.pop(step.collector, None)
+        elif failure.kind in TOOL_FAILURES:
+            kind, count = self._failures.get(step.collector, (failure.kind, 0))
+            self._failures[step.collector] = (
+                failure.kind,
+                count + 1 if kind is failure.kind else 1,
+            )
+
+
+_NO_WORKER: Final = Failure(
+    kind=FailureKind.WORKER_DIED,
+    message="no worker could be started",
+    hint="raise the limits of memory and processes of hangwatch",
+)
+_DIED: Final = Failure(
+    kind=FailureKind.WORKER_DIED, message="the worker that ran it ended in the middle"
+)
+_DEADLINE: Final = Failure(
+    kind=FailureKind.DEADLINE, message="the capture's time was up before it was done"
+)
+_STOPPED: Final = Failure(
+    kind=FailureKind.DEADLINE, message="the capture was asked to end before it was done"
+)
+
+
+def _timed_out(job: _Job) -> Failure:
+    if job.started_at is None:
+        return Failure(
+            kind=FailureKind.WORKER_DIED,
+            message=f"its worker did not start within {START_TIMEOUT:g} s",
+        )
+    return Failure(
+        kind=FailureKind.TIMED_OUT, message=f"it did not end within {job.step.timeout:g} s"
+    )

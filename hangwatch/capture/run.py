@@ -1,0 +1,382 @@
+"""One capture, from the first look to the last step.
+
+Theory of operation. First evidence within seconds: workers start while the work directory is
+made, a census finds who belongs to the engines, a plan is made of it, and the first sample of
+stage A runs. After the pause the second one runs, and what the two say goes to whoever judges.
+Stage B follows, its gates given the new verdict. Steps that fail, or that time does not reach,
+leave their evidence like all others; nothing that a target does can raise an exception here.
+Nothing here reads anything of a target beyond ``/proc`` rows that never block; all else is the
+workers' business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from hangwatch import registry
+from hangwatch.capture import census
+from hangwatch.capture.pool import Pool
+from hangwatch.capture.rooms import Rooms
+from hangwatch.core import kinship, motion, planning
+from hangwatch.errors import ConfigError
+from hangwatch.model.capture import (
+    CapturedInstance,
+    CaptureKind,
+    CaptureOutcome,
+    CapturePlan,
+    CaptureRequest,
+    Evidence,
+    Failure,
+    FailureKind,
+    Gate,
+    Phase,
+    Progress,
+    Stage,
+    StageA,
+    Step,
+    Target,
+)
+from hangwatch.model.dossier import ThreadStack
+from hangwatch.model.identity import Role
+from hangwatch.model.observation import ProcessesSeen, StacksSeen
+from hangwatch.model.process import ProcessRow
+from hangwatch.model.profile import EngineProfile
+from hangwatch.model.time import Clock, Instant
+from hangwatch.model.verdict import Hung
+from hangwatch.model.vitals import ProcessVital
+
+NEEDED: Final = frozenset({Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER})
+"""Roles without which an instance cannot work."""
+
+
+def run(
+    request: CaptureRequest,
+    *,
+    clock: Clock,
+    progress: Callable[[Progress], None] = lambda _progress: None,
+    rejudge: Callable[[StageA], str] = lambda _stage_a: "",
+    stopped: Callable[[], bool] = lambda: False,
+) -> CaptureOutcome:
+    """Capture what every process of the engines is doing.
+
+    Args:
+        request: What to capture, and where to work.
+        clock: The time.
+        progress: Called whenever a step ended, and several times a second besides.
+        rejudge: Given what stage A says, returns the word of the verdict, or ``""`` to leave it
+            as the request has it.
+        stopped: Whether to end early with what there is; asked several times a second.
+
+    Returns:
+        One evidence for each planned step, and the work directory with what they left.
+
+    Raises:
+        OutputError: There is nowhere to write.
+        ConfigError: The profile does not exist.
+    """
+    profile = _profile(request.profile)
+    rooms = Rooms.create(Path(request.output), request.id)
+    try:
+        capture = _Capture(request, profile, rooms, clock, progress=progress, stopped=stopped)
+        return capture.run(rejudge)
+    except BaseException:
+        rooms.remove()
+        raise
+
+
+def dry_run(request: CaptureRequest, *, clock: Clock) -> CapturePlan:
+    """Return what ``run`` would do; looks at processes, writes nothing that stays.
+
+    Raises:
+        ConfigError: The profile does not exist.
+    """
+    profile = _profile(request.profile)
+    with tempfile.TemporaryDirectory(prefix="hangwatch-") as folder:
+        rooms = Rooms.create(Path(folder), request.id)
+        capture = _Capture(request, profile, rooms, clock)
+        try:
+            return capture.plan()
+        finally:
+            capture.pool.close()
+
+
+def _profile(name: str) -> EngineProfile:
+    profiles = registry.profiles()
+    if name not in profiles:
+        raise ConfigError(f"there is no profile {name!r}: choose one of {', '.join(profiles)}")
+    return profiles[name]
+
+
+class _Capture:
+    def __init__(
+        self,
+        request: CaptureRequest,
+        profile: EngineProfile,
+        rooms: Rooms,
+        clock: Clock,
+        *,
+        progress: Callable[[Progress], None] = lambda _progress: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._request = request
+        self._profile = profile
+        self._rooms = rooms
+        self._clock = clock
+        self._progress = progress
+        self._asked_to_stop = stopped
+        self._started_at = clock.now()
+        self._until = self._started_at + request.deadline
+        self._part = "looking"
+        self._total = 0
+        self._evidence: dict[str, Evidence] = {}
+        self._first_evidence_at: Instant | None = None
+        self._in_d_state: set[int] = set()
+        self.pool = Pool(rooms, clock)
+
+    def run(self, rejudge: Callable[[StageA], str]) -> CaptureOutcome:
+        try:
+            plan = self.plan()
+            self._total = len(plan.steps)
+            first, second, rest = _split(plan)
+            began = self._clock.now()
+            self._take("first sample", first, self._onset)
+            if second:
+                self._pause(began + plan.sample_gap)
+            self._take("second sample", second, self._onset)
+            self._part = "judging"
+            self._tell()
+            stage_a = self._stage_a(plan)
+            verdict = rejudge(stage_a) or self._request.verdict
+            self._take("the rest", self._behind_gates(rest, verdict), Phase.LATER)
+            ended_at = self._clock.now()
+        finally:
+            self.pool.close()
+        self._rooms.finish()
+        return CaptureOutcome(
+            work=str(self._rooms.path),
+            plan=plan,
+            evidence=tuple(self._evidence[step.id] for step in plan.steps),
+            started_at=self._started_at,
+            ended_at=ended_at,
+            stage_a=stage_a,
+            verdict=verdict,
+            first_evidence_at=self._first_evidence_at,
+            stopped=self._asked_to_stop(),
+            abandoned=self.pool.abandoned,
+        )
+
+    @property
+    def _onset(self) -> Phase:
+        return Phase.BASELINE if self._request.kind is CaptureKind.RUN else Phase.ONSET
+
+    # Looking and planning
+
+    def plan(self) -> CapturePlan:
+        self.pool.warm()
+        rows, notes = self._census()
+        request = self._request
+        targets = kinship.related(
+            rows,
+            seeds=request.seeds,
+            profile=self._profile,
+            instances=request.instances,
+            logs=request.logs,
+        )
+        self._in_d_state = {row.pid for row in rows if row.state == "D"}
+        found = {target.process.pid for target in targets}
+        wanted = {*request.seeds, *(i.pid for i in request.instances if i.pid is not None)}
+        notes += tuple(f"process {pid} is gone" for pid in sorted(wanted - found))
+        return planning.plan(
+            targets,
+            collectors=registry.collectors().values(),
+            policy=request.policy,
+            paths=self._profile.endpoints,
+            urls={i.pid: i.url for i in request.instances if i.pid is not None and i.url},
+            logs=request.logs,
+            options=request.options,
+            deadline=request.deadline,
+            notes=notes,
+        )
+
+    def _census(self) -> tuple[tuple[ProcessRow, ...], tuple[str, ...]]:
+        (evidence,) = self.pool.run(
+            (census.STEP,), phase=self._onset, until=self._until, stopped=self._stopped
+        )
+        path = self._rooms.path / census.FILE
+        rows = census.read(path.read_bytes()) if path.exists() else ()
+        path.unlink(missing_ok=True)  # it names every process of the machine
+        if evidence.failure is None:
+            return rows, ()
+        return rows, (f"the search for processes was cut short: {evidence.failure.message}",)
+
+    # Taking samples
+
+    def _take(self, part: str, steps: tuple[Step, ...], phase: Phase) -> None:
+        self._part = part
+        self._tell()
+        self.pool.run(
+            steps,
+            phase=phase,
+            until=self._until,
+            tell=self._ended,
+            stopped=self._stopped,
+            last=lambda step: (
+                step.rung >= 4
+                and step.target is not None
+                and step.target.process.pid in self._in_d_state
+            ),
+        )
+
+    def _ended(self, step: Step, evidence: Evidence) -> None:
+        self._evidence[step.id] = evidence
+        if evidence.artifacts and self._first_evidence_at is None:
+            self._first_evidence_at = self._clock.now()
+        if step.collector == "kernel" and step.target is not None and evidence.artifacts:
+            document = self._document(evidence.artifacts[0].path)
+            threads = document.get("threads", ()) if isinstance(document, dict) else ()
+            if any(thread.get("state") == "D" for thread in threads):
+                self._in_d_state.add(step.target.process.pid)
+        self._tell()
+
+    def _pause(self, until: float) -> None:
+        self._part = "pause"
+        while (left := min(until, self._until) - self._clock.now()) > 0 and not self._stopped():
+            self._clock.sleep(min(left, 0.2))
+
+    def _stopped(self) -> bool:
+        self._tell()
+        return self._asked_to_stop()
+
+    def _tell(self) -> None:
+        self._progress(
+            Progress(
+                part=self._part,
+                done=len(self._evidence),
+                failed=sum(e.failure is not None for e in self._evidence.values()),
+                total=self._total,
+                elapsed=self._clock.now() - self._started_at,
+            )
+        )
+
+    def _behind_gates(self, steps: tuple[Step, ...], verdict: str) -> tuple[Step, ...]:
+        """Leave out the steps that the verdict forbids; the other gates are looked at later."""
+        allowed = []
+        for step in steps:
+            if Gate.HUNG in step.gates and verdict != Hung.word:
+                message = f"only for a verdict of {Hung.word}; it is {verdict or 'not known'}"
+                self._ended(
+                    step,
+                    Evidence(
+                        step=step.id,
+                        collector=step.collector,
+                        sample=step.sample,
+                        phase=Phase.LATER,
+                        target=step.target.process if step.target is not None else None,
+                        failure=Failure(kind=FailureKind.GATED, message=message),
+                    ),
+                )
+            else:
+                allowed.append(step)
+        return tuple(allowed)
+
+    # What stage A says
+
+    def _stage_a(self, plan: CapturePlan) -> StageA:
+        at = self._clock.now()
+        return StageA(
+            stacks=self._stacks(plan.targets, at), processes=self._processes(plan.targets, at)
+        )
+
+    def _stacks(self, targets: tuple[Target, ...], at: Instant) -> tuple[StacksSeen, ...]:
+        threads = {target.process.pid: self._threads(target) for target in targets}
+        # Under Ray nothing says which engine works for which server. Where every instance has as
+        # good a claim, the engines speak for all of them only if they say the same.
+        unclaimed = [t for t in targets if not t.instance and t.role in NEEDED]
+        said = {
+            (vital.motion, vital.frame.split(":")[0])
+            for target in unclaimed
+            for vital in (
+                motion.stack_vital(threads[target.process.pid], at=at, profile=self._profile),
+            )
+        }
+        shared = tuple(unclaimed[:1]) if len(said) == 1 else ()
+        seen = []
+        for instance in self._request.instances:
+            own = tuple(t for t in targets if t.instance == instance.instance.name)
+            stacks = [stack for t in (*own, *shared) for stack in threads[t.process.pid]]
+            if stacks:
+                vital = motion.stack_vital(stacks, at=at, profile=self._profile)
+                seen.append(StacksSeen(instance=instance.instance, stacks=vital))
+        return tuple(seen)
+
+    def _threads(self, target: Target) -> list[ThreadStack]:
+        found: list[ThreadStack] = []
+        for sample in (1, 2):
+            name = planning.file_name("threads", ".json", sample)
+            path = self._rooms.place(target.folder) / name
+            if path.exists():
+                with contextlib.suppress(ValueError):  # cut off before the first thread was whole
+                    found += motion.parse_threads(
+                        path.read_bytes(), target.process.pid, sample, f"{target.folder}/{name}"
+                    )
+        return found
+
+    def _processes(self, targets: tuple[Target, ...], at: Instant) -> tuple[ProcessesSeen, ...]:
+        rows: dict[int, Mapping[str, Any]] = {}
+        for sample in (1, 2):
+            table = self._document(Path(planning.file_name("procs", ".json", sample)))
+            rows |= {row["pid"]: row for row in table} if isinstance(table, list) else {}
+        return tuple(
+            ProcessesSeen(
+                instance=instance.instance,
+                processes=tuple(
+                    _vital(target, rows[target.process.pid], at)
+                    for target in targets
+                    if _works_for(target, instance) and target.process.pid in rows
+                ),
+                at=at,
+            )
+            for instance in self._request.instances
+            if any(_works_for(target, instance) for target in targets)
+        )
+
+    def _document(self, path: Any) -> Any:
+        """Return one of our own JSON files, or ``None`` where it is missing or was cut off."""
+        try:
+            return json.loads((self._rooms.path / path).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+
+def _split(plan: CapturePlan) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
+    stage_a = [step for step in plan.steps if step.stage is Stage.A]
+    return (
+        tuple(step for step in stage_a if step.sample == 1),
+        tuple(step for step in stage_a if step.sample > 1),
+        tuple(step for step in plan.steps if step.stage is Stage.B),
+    )
+
+
+def _works_for(target: Target, instance: CapturedInstance) -> bool:
+    return target.instance == instance.instance.name
+
+
+def _vital(target: Target, row: Mapping[str, Any], at: Instant) -> ProcessVital:
+    state = str(row.get("state", ""))
+    return ProcessVital(
+        pid=target.process.pid,
+        role=target.role,
+        state="" if state == "gone" else state,
+        since=at,
+        at=at,
+        tracer_pid=row.get("tracer_pid"),
+        wchan=str(row.get("wchan", "")),
+        cpu_pct=row.get("cpu_pct"),
+        vol_ctxt_per_s=row.get("vol_ctxt_per_s"),
+        needed=target.role in NEEDED,
+    )

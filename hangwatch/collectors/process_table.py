@@ -1,0 +1,99 @@
+"""The table of all processes of the capture, as loose evidence has it: ``procs.json``.
+
+The second sample has rates besides: CPU and voluntary context switches of all threads of a
+process since the first. A loop that polls the GPU makes about 900 switches a second, an idle or
+deadlocked engine some tens. A process that ended keeps its row, with ``"state": "gone"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from hangwatch.core.planning import file_name
+from hangwatch.model.capture import Collector, Room, Scope, Stage, Step, Target
+from hangwatch.system import procfs
+
+
+def _collect(step: Step, room: Room) -> None:
+    before = _before(room) if step.sample > 1 else {}
+    rows = [_row(target, before.get(target.process.pid, {})) for target in step.targets]
+    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    room.write(
+        file_name("procs", ".json", step.sample),
+        f"[\n {lines}\n]\n".encode("utf-8", "surrogateescape"),
+    )
+
+
+def _before(room: Room) -> dict[int, Mapping[str, Any]]:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return {row["pid"]: row for row in json.loads(room.earlier("procs.json") or b"[]")}
+    return {}
+
+
+def _row(target: Target, before: Mapping[str, Any]) -> dict[str, Any]:
+    known = {
+        "pid": target.process.pid,
+        "start_ticks": target.process.start_ticks,
+        "ppid": target.ppid,
+        "role": str(target.role),
+        "rank": target.rank,
+        "gpu": target.gpu,
+        "instance": target.instance,
+        "why": target.why,
+        "title": target.title,
+        "comm": target.comm,
+    }
+    known = {key: value for key, value in known.items() if value not in (None, "")}
+    if not procfs.is_same(target.process):
+        return {**known, "state": "gone"}
+    try:
+        return {**known, **_now(target.process.pid, before)}
+    except (FileNotFoundError, ProcessLookupError):
+        return {**known, "state": "gone"}
+
+
+def _now(pid: int, before: Mapping[str, Any]) -> dict[str, Any]:
+    at = time.monotonic()
+    row = procfs.read_row(pid)
+    threads = tuple(procfs.read_threads(pid)) if row.state != "Z" else ()
+    switches = sum(thread.vol_ctxt or 0 for thread in threads)
+    now: dict[str, Any] = {
+        "ppid": row.ppid,
+        "state": row.state,
+        "thread_states": dict(Counter(thread.state for thread in threads)),
+        "wchan": row.wchan,
+        "tracer_pid": row.tracer_pid,
+        "uid": row.uid,
+        "rss_mib": row.rss_mib,
+        "threads": row.threads,
+        "monotonic": round(at, 3),
+        "cpu_seconds": row.cpu_seconds,
+        "vol_ctxt": switches,
+    }
+    if row.state == "Z":
+        now["exit_signal"] = row.exit_signal or None
+    elapsed = at - before["monotonic"] if "monotonic" in before else 0.0
+    if elapsed > 0 and threads:
+        cpu = row.cpu_seconds - before["cpu_seconds"]
+        now["cpu_pct"] = round(max(0.0, 100 * cpu / elapsed), 1)
+        # A thread that ended takes its switches with it.
+        now["vol_ctxt_per_s"] = round(max(0.0, (switches - before["vol_ctxt"]) / elapsed), 1)
+    return now
+
+
+COLLECTOR: Final = Collector(
+    name="process_table",
+    title="State, CPU and context switches of every process",
+    scope=Scope.NODE,
+    rung=1,
+    stage=Stage.A,
+    samples=2,
+    timeout=10.0,
+    needs="same pid namespace",
+    collect=_collect,
+)

@@ -1,0 +1,197 @@
+"""Who is asked what, in which order: the capture plan.
+
+Theory of operation. The ladder of DESIGN §6 is ordered by volatility: what the kernel says is
+gone first and costs the target nothing, so it is read first, of every process; stacks come after
+it, logs and versions last. Within a rung the most suspicious process comes first, so that a
+capture that is cut short has what matters. Stage A is rungs 1 to 5, taken twice; stage B is the
+rest, once, behind the gates that each collector brings. A plan is data: ``--dry-run`` prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Final
+
+from hangwatch.model.capture import CapturePlan, Collector, Scope, Stage, Step, Target
+from hangwatch.model.identity import Role
+from hangwatch.model.policy import Policy
+
+MAX_URLS: Final = 4
+"""Addresses of one server that are tried; a Ray worker listens on several that are not HTTP."""
+
+MAX_LOGS: Final = 64
+
+
+def plan(
+    targets: Iterable[Target],
+    *,
+    collectors: Iterable[Collector],
+    policy: Policy,
+    paths: Mapping[str, str],
+    urls: Mapping[int, str] | None = None,
+    logs: Iterable[str] = (),
+    options: Mapping[str, Mapping[str, str]] | None = None,
+    deadline: float = 60.0,
+    notes: tuple[str, ...] = (),
+) -> CapturePlan:
+    """Return what to do, in order.
+
+    Args:
+        targets: Every process, the most suspicious first.
+        collectors: Those to use.
+        policy: Brings the pause between samples.
+        paths: The only paths that may be asked, by purpose (``EngineProfile.endpoints``).
+        urls: Base URLs already known to answer, by pid.
+        logs: Logs to take the tails of, besides those that the targets write.
+        options: Settings of collectors, by name.
+        deadline: Seconds for everything.
+        notes: What is known to be missing.
+    """
+    targets = tuple(targets)
+    collectors = sorted(collectors, key=lambda collector: (collector.rung, collector.name))
+    draft = _Draft(
+        targets=targets,
+        endpoints=_endpoints(targets, paths, urls or {}),
+        logs=_logs(targets, logs),
+        options=options or {},
+    )
+    steps = [
+        step
+        for sample in (1, 2)
+        for collector in collectors
+        if collector.stage is Stage.A and sample <= collector.samples
+        for step in draft.steps(collector, sample)
+    ]
+    steps += [
+        step
+        for collector in collectors
+        if collector.stage is Stage.B
+        for sample in range(1, collector.samples + 1)
+        for step in draft.steps(collector, sample)
+    ]
+    foreign = [str(target.process) for target in targets if not target.python]
+    if foreign:
+        notes = (*notes, f"no Python in {', '.join(foreign)}: no Python stacks of these")
+    return CapturePlan(
+        targets=targets,
+        steps=tuple(steps),
+        sample_gap=policy.sample_gap,
+        deadline=deadline,
+        notes=notes,
+    )
+
+
+class _Draft:
+    """What every collector's steps are made of."""
+
+    def __init__(
+        self,
+        *,
+        targets: tuple[Target, ...],
+        endpoints: Mapping[str, str],
+        logs: tuple[str, ...],
+        options: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        self._targets = targets
+        self._endpoints = endpoints
+        self._logs = logs
+        self._options = options
+
+    def steps(self, collector: Collector, sample: int) -> Iterator[Step]:
+        match collector.scope:
+            case Scope.PROCESS:
+                for target in self._targets:
+                    if target.python or not collector.python_only:
+                        yield self._step(
+                            collector,
+                            sample,
+                            subject=str(target.process),
+                            folder=target.folder,
+                            target=target,
+                        )
+            case Scope.ENDPOINT:
+                # One step asks every server, each in a thread: a server that answers late or
+                # never must not use up a worker of its own.
+                if any(name.startswith("url.") for name in self._endpoints):
+                    yield self._step(
+                        collector,
+                        sample,
+                        folder=PurePosixPath("processes"),
+                        targets=tuple(
+                            target
+                            for target in self._targets
+                            if f"url.{target.process.pid}.0" in self._endpoints
+                        ),
+                        options=self._endpoints,
+                    )
+            case Scope.LOG:
+                for number, log in enumerate(self._logs, start=1):
+                    yield self._step(
+                        collector,
+                        sample,
+                        subject=str(number),
+                        log=log,
+                        folder=PurePosixPath("logs"),
+                        targets=tuple(t for t in self._targets if log in t.logs),
+                    )
+            case Scope.NODE:
+                yield self._step(collector, sample, folder=PurePosixPath(), targets=self._targets)
+
+    def _step(
+        self,
+        collector: Collector,
+        sample: int,
+        *,
+        folder: PurePosixPath,
+        subject: str = "",
+        log: str = "",
+        target: Target | None = None,
+        targets: tuple[Target, ...] = (),
+        options: Mapping[str, str] | None = None,
+    ) -> Step:
+        parts = [collector.name, subject, str(sample) if collector.samples > 1 else ""]
+        return Step(
+            id="/".join(part for part in parts if part),
+            collector=collector.name,
+            scope=collector.scope,
+            stage=collector.stage,
+            sample=sample,
+            rung=collector.rung,
+            folder=folder,
+            timeout=collector.timeout,
+            target=target,
+            targets=targets,
+            subject=log,
+            gates=collector.gates,
+            attaches=collector.attaches,
+            waits=collector.waits,
+            options={**(options or {}), **self._options.get(collector.name, {})},
+        )
+
+
+def _endpoints(
+    targets: tuple[Target, ...], paths: Mapping[str, str], urls: Mapping[int, str]
+) -> dict[str, str]:
+    """Return ``path.PURPOSE`` and ``url.PID.N`` for every server that listens."""
+    found = {f"path.{purpose}": path for purpose, path in paths.items()}
+    for target in targets:
+        if target.role is not Role.API_SERVER:
+            continue
+        known = urls.get(target.process.pid, "")
+        listening = [listener.url for listener in target.listeners]
+        candidates = [known] if known in listening else listening[:MAX_URLS]
+        for number, url in enumerate(candidates):
+            found[f"url.{target.process.pid}.{number}"] = url
+    return found
+
+
+def _logs(targets: tuple[Target, ...], logs: Iterable[str]) -> tuple[str, ...]:
+    """Return each log once: those that are followed, then those that the targets write."""
+    every = [*logs, *(log for target in targets for log in target.logs)]
+    return tuple(dict.fromkeys(every))[:MAX_LOGS]
+
+
+def file_name(stem: str, suffix: str, sample: int) -> str:
+    """Return the name of a file of loose evidence: ``threads.json``, ``threads2.json``."""
+    return f"{stem}{'' if sample == 1 else sample}{suffix}"
