@@ -15,6 +15,7 @@ from hangwatch.model.capture import Evidence
 from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Transition
+from hangwatch.model.observation import RecordStall
 from hangwatch.model.policy import Policy
 from hangwatch.model.time import Epoch
 from hangwatch.model.verdict import Confidence, StopWindow, Verdict
@@ -259,6 +260,7 @@ class Dossier:
         verdict: The strongest, with the log path's own (``log_stalled``) taken in.
         window: When the progress stopped: union over the members.
         transitions: How the verdicts changed over the evidence.
+        stalls: Stalls that ended by themselves.
         stacks: Every thread in every sample.
         threads: Every thread over both samples.
         processes: As of the last sample; earlier ones in ``earlier_processes``.
@@ -276,6 +278,7 @@ class Dossier:
         profile: Name of the engine profile.
         extra: Side facts by file name: ``fs.json``, ``topology.json``, ``events.json``.
         problems: What could not be read, one sentence each, naming the file.
+        notes: What had to be assumed: clock steps, lines without a stamp.
     """
 
     origin: str
@@ -285,6 +288,7 @@ class Dossier:
     verdict: Verdict
     window: StopWindow | None = None
     transitions: tuple[Transition, ...] = ()
+    stalls: tuple[RecordStall, ...] = ()
     stacks: tuple[ThreadStack, ...] = ()
     threads: tuple[ThreadMotion, ...] = ()
     processes: tuple[ProcessRecord, ...] = ()
@@ -303,6 +307,7 @@ class Dossier:
     profile: str = "lmdeploy"
     extra: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
