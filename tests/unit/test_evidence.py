@@ -49,7 +49,7 @@ def test_a_folder_gives_its_files_and_where_its_logs_are(tmp_path: Path):
 def test_a_link_in_a_folder_is_not_followed(tmp_path: Path):
     (tmp_path / "in").mkdir()
     (tmp_path / "secret.json").write_bytes(b"[1]")
-    os.symlink(tmp_path / "secret.json", tmp_path / "in" / "procs.json")
+    (tmp_path / "in" / "procs.json").symlink_to(tmp_path / "secret.json")
     (tmp_path / "in" / "health.json").write_bytes(b"{}")
 
     assert {"health.json": b"{}"} == evidence.read([tmp_path / "in"]).files
