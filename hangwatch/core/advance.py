@@ -1,0 +1,750 @@
+"""The whole decision: what is known, what was seen, what to do about it.
+
+Theory of operation
+===================
+
+``advance(state, observations, now)`` folds the observations into the vitals of the instances that
+they concern, judges those again, and those whose verdict was due to change, and turns changes of
+verdicts into incidents and actions. It is pure: the daemon's loop, ``replay`` and the tests run the
+same function, under their own clocks.
+
+A log is not an instance. Several engines may print on one stream, and one engine on several (its
+own file, the driver's). So sources are kept by themselves, and an instance sees them through a
+view that is made when it is judged: who else printed there, since when it cannot be read, whether
+it was retired. A driver's stream in which de-duplication folds the beats of several engines into
+one line cannot show a single silent engine: while anyone beats there, all do.
+
+A driver's stream that stands still while its engines go on beating in files of their own is a dead
+log path, and no hang.
+
+Lines without an engine's label (access lines, errors) concern the engine of the process that wrote
+them. Where one stream carries several engines and no process ids, a request that was answered or
+a task that died cannot be assigned, and is left out; sleep and restarts concern all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from hangwatch.core import grouping, judge, vitals
+from hangwatch.core.judge import Demand
+from hangwatch.model.heartbeat import Heartbeat, SignalSeen
+from hangwatch.model.identity import InstanceKey
+from hangwatch.model.incident import Incident, IncidentState, Member, Transition
+from hangwatch.model.observation import (
+    Action,
+    BeatSeen,
+    CaptureEnded,
+    ChildBack,
+    ChildSilent,
+    CloseIncident,
+    CountersSeen,
+    HealthSeen,
+    LoopPaused,
+    Observation,
+    ProcessesSeen,
+    RecordStall,
+    Report,
+    SignalArrived,
+    SourceFound,
+    SourceGrew,
+    SourceReadable,
+    SourceRetired,
+    SourceUnreadable,
+    StacksSeen,
+    StartCapture,
+    UpdateCapture,
+)
+from hangwatch.model.policy import Policy
+from hangwatch.model.profile import EngineProfile, Signal
+from hangwatch.model.time import Epoch, Instant
+from hangwatch.model.verdict import (
+    Confidence,
+    Gone,
+    Loading,
+    LogStalled,
+    Ok,
+    Verdict,
+)
+from hangwatch.model.vitals import SourceVital, Vitals
+
+MAX_CLOSED: Final = 200
+"""Closed incidents that are remembered."""
+
+FORGET_AFTER: Final = 86_400.0
+"""Seconds after which an instance that is gone is forgotten."""
+
+_FOR_ONE: Final = frozenset({Signal.COMPLETED, Signal.ENGINE_DEAD, Signal.BEAT_LOST})
+_INTRODUCING: Final = frozenset({Signal.STARTING, Signal.READY, Signal.SLEEP, Signal.COMPLETED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One log.
+
+    Attributes:
+        vital: What instances see of it; ``last_beat_at`` is not used here.
+        pid: Process that writes it, if known.
+        newest: Who printed the last beat on it.
+        other_at: Last beat of anyone but ``newest``.
+        stalled_since: Since when its engines beat elsewhere only, or ``None``.
+    """
+
+    vital: SourceVital
+    pid: int | None = None
+    newest: InstanceKey | None = None
+    other_at: Instant | None = None
+    stalled_since: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracked:
+    """One instance.
+
+    Attributes:
+        vitals: What is known, its sources left out.
+        carried: Sources that carry it, and its own last beat on each.
+        verdict: As of the last judgement.
+        due: When that may change by itself.
+        facts: What it rested on.
+    """
+
+    vitals: Vitals
+    carried: Mapping[str, Instant | None] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    due: Instant | None = None
+    facts: judge.Facts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cooling:
+    """When an instance was last captured."""
+
+    instance: InstanceKey
+    captured_at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What survives a restart of the daemon on the same boot.
+
+    Attributes:
+        incidents: All that are remembered.
+        cooling: Who was captured, and when.
+        serial: Number of the last incident.
+    """
+
+    incidents: tuple[Incident, ...] = ()
+    cooling: tuple[Cooling, ...] = ()
+    serial: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All that is known.
+
+    Attributes:
+        policy: The limits.
+        profiles: Engines that may be met, by name; the first is assumed where nothing says.
+        epoch: Maps instants to wall time.
+        begun_at: When we began to listen.
+        instances: Every engine seen.
+        sources: Every log followed.
+        incidents: Open ones, and the latest closed.
+        cooling: When each instance was last captured.
+        serial: Number of the last incident.
+    """
+
+    policy: Policy
+    profiles: Mapping[str, EngineProfile]
+    epoch: Epoch
+    begun_at: Instant
+    instances: Mapping[InstanceKey, Tracked] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    incidents: tuple[Incident, ...] = ()
+    cooling: Mapping[InstanceKey, Instant] = field(default_factory=dict)
+    serial: int = 0
+
+    @property
+    def verdicts(self) -> dict[InstanceKey, Verdict]:
+        """The present verdict of every instance."""
+        return {key: t.verdict for key, t in self.instances.items() if t.verdict is not None}
+
+
+def begin(
+    policy: Policy,
+    profiles: Mapping[str, EngineProfile],
+    epoch: Epoch,
+    now: Instant,
+    *,
+    memory: Memory | None = None,
+) -> State:
+    """Return the state of somebody who begins to listen at *now*.
+
+    Args:
+        policy: The limits.
+        profiles: At least one engine, by name.
+        epoch: Maps instants to wall time.
+        now: The present instant.
+        memory: What an earlier daemon of this boot remembered. A capture that it was in the
+            middle of is started anew when its members alarm again.
+    """
+    memory = memory or Memory()
+    return State(
+        policy=policy,
+        profiles=profiles,
+        epoch=epoch,
+        begun_at=now,
+        incidents=tuple(
+            replace(incident, state=IncidentState.OPEN)
+            if incident.state is IncidentState.CAPTURING
+            else incident
+            for incident in memory.incidents
+        ),
+        cooling={entry.instance: entry.captured_at for entry in memory.cooling},
+        serial=memory.serial,
+    )
+
+
+def remember(state: State) -> Memory:
+    """Return what should survive a restart."""
+    return Memory(
+        incidents=state.incidents,
+        cooling=tuple(Cooling(instance=key, captured_at=at) for key, at in state.cooling.items()),
+        serial=state.serial,
+    )
+
+
+def advance(
+    state: State, observations: Iterable[Observation], now: Instant
+) -> tuple[State, tuple[Action, ...]]:
+    """Return the state after *observations*, judged at *now*, and what to do.
+
+    Observations come in the order in which they were made, none later than *now*.
+    """
+    turn = _Turn(state, now)
+    for observation in observations:
+        turn.take(observation)
+    turn.conclude()
+    return turn.state(), tuple(turn.actions)
+
+
+def due(state: State) -> Instant | None:
+    """Return when a verdict may next change by itself, or ``None``."""
+    return min((t.due for t in state.instances.values() if t.due is not None), default=None)
+
+
+def overall(state: State, now: Instant) -> Verdict:
+    """Return the verdict of the whole: the strongest, with the log paths' own taken in."""
+    stalled = [
+        _log_stalled(name, source.stalled_since)
+        for name, source in state.sources.items()
+        if source.stalled_since is not None
+    ]
+    verdicts = [t.verdict for t in state.instances.values() if t.verdict is not None]
+    strongest = grouping.strongest((*verdicts, *stalled))
+    if strongest is not None:
+        return strongest
+    if any(source.vital.grew_at is not None for source in state.sources.values()):
+        return Ok(
+            since=state.begun_at,
+            cause="not-a-hang:no-heartbeat-configured",
+            confidence=Confidence.MEDIUM,
+            because=("no heartbeat was ever seen in these logs: it may be switched off",),
+        )
+    return Loading(
+        since=min(state.begun_at, now),
+        cause="not-a-hang:startup",
+        confidence=Confidence.LOW,
+        because=("no heartbeat has come yet",),
+    )
+
+
+def view(state: State, key: InstanceKey) -> Vitals:
+    """Return the vitals of an instance, its logs taken in: what ``judge`` reads."""
+    return _view(key, state.instances[key], state.sources)
+
+
+def _view(key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source]) -> Vitals:
+    known = [sources[name] for name in tracked.carried if name in sources]
+    # Its own file shows it alone; a merged stream counts only where there is nothing better.
+    alone = any(not s.vital.merged and s.vital.retired_at is None for s in known)
+    siblings = [
+        at
+        for source in known
+        if not source.vital.merged
+        and (at := source.other_at if source.newest == key else source.vital.last_line_at)
+        is not None
+    ]
+    return replace(
+        tracked.vitals,
+        sources=tuple(
+            replace(
+                source.vital,
+                last_beat_at=tracked.carried[source.vital.name],
+                merged=source.vital.merged and not alone,
+            )
+            for source in known
+        ),
+        siblings_at=max(siblings, default=None),
+    )
+
+
+def _log_stalled(name: str, since: Instant) -> LogStalled:
+    return LogStalled(
+        since=since,
+        cause="not-a-hang:log-pipeline",
+        confidence=Confidence.HIGH,
+        because=(
+            f"{name} stands still while its engines go on beating in logs of their own",
+            "the path of that log is broken; the engines are not",
+        ),
+    )
+
+
+class _Turn:
+    """One call of ``advance``, with copies that may be changed."""
+
+    def __init__(self, state: State, now: Instant) -> None:
+        self._state = state
+        self._now = now
+        self._instances = dict(state.instances)
+        self._sources = dict(state.sources)
+        self._incidents = list(state.incidents)
+        self._cooling = dict(state.cooling)
+        self._serial = state.serial
+        self._touched: set[InstanceKey] = set()
+        self._seen_anything = False
+        self.actions: list[Action] = []
+
+    def state(self) -> State:
+        """Return the state as it is now."""
+        return replace(
+            self._state,
+            instances=self._instances,
+            sources=self._sources,
+            incidents=tuple(self._incidents),
+            cooling=self._cooling,
+            serial=self._serial,
+        )
+
+    # --- observations ---
+
+    def take(self, observation: Observation) -> None:  # noqa: C901, PLR0912  # one case a kind
+        """Fold one observation in."""
+        self._seen_anything = True
+        match observation:
+            case BeatSeen(beat=beat, fresh=fresh):
+                self._beat(beat, fresh=fresh)
+            case SignalArrived(signal=signal):
+                self._signal(signal)
+            case SourceGrew(source=name, at=at):
+                self._source(name, grew_at=at)
+                self._touch_carried(name, waiting_only=True)
+            case SourceFound(source=name, pid=pid):
+                self._found(name, pid)
+            case SourceRetired(source=name, at=at):
+                self._source(name, retired_at=at)
+                self._sources[name] = replace(self._sources[name], stalled_since=None)
+                self._touch_carried(name)
+            case SourceUnreadable(source=name, at=at, reason=reason):
+                if self._source(name).vital.unreadable_since is None:
+                    self._source(name, unreadable_since=at, unreadable_reason=reason)
+                self._touch_carried(name)
+            case SourceReadable(source=name, at=at):
+                self._readable(name, at)
+            case HealthSeen(instance=instance, health=health):
+                for key in self._resolve(instance, health.at):
+                    self._update(key, vitals.health(self._instances[key].vitals, health))
+            case CountersSeen(instance=instance, counters=counters):
+                for key in self._resolve(instance, counters.at):
+                    self._update(key, vitals.counters(self._instances[key].vitals, counters))
+            case ProcessesSeen(instance=instance, at=at):
+                for key in self._resolve(instance, at):
+                    self._update(key, vitals.processes(self._instances[key].vitals, observation))
+            case StacksSeen(instance=instance, stacks=stacks):
+                for key in self._resolve(instance, stacks.at):
+                    self._update(key, vitals.stacks(self._instances[key].vitals, stacks))
+            case ChildSilent(at=at, reason=reason, sources=sources, instances=instances):
+                for name in sources:
+                    self.take(SourceUnreadable(source=name, at=at, reason=reason))
+                for key in instances:
+                    self._blind(key, at, reason)
+            case ChildBack(at=at, sources=sources, instances=instances):
+                for name in sources:
+                    self._readable(name, at)
+                for key in instances:
+                    self._blind(key, None, "")
+            case LoopPaused(at=at):
+                for key, tracked in self._instances.items():
+                    self._update(key, vitals.relisten(tracked.vitals, at))
+            case CaptureEnded(incident=incident, at=at, bundle=bundle):
+                self._captured(incident, at, bundle)
+
+    def _update(self, key: InstanceKey, value: Vitals) -> None:
+        self._instances[key] = replace(self._instances[key], vitals=value)
+        self._touched.add(key)
+
+    def _profile(self, name: str) -> EngineProfile:
+        profiles = self._state.profiles
+        return profiles[name] if name in profiles else next(iter(profiles.values()))
+
+    def _create(self, key: InstanceKey, at: Instant, profile: str = "") -> None:
+        engine = self._profile(profile)
+        self._instances[key] = Tracked(
+            vitals=Vitals(
+                instance=key,
+                interval=engine.interval,
+                silent_when_idle=engine.silent_when_idle,
+                healthy_is_proof_after=engine.healthy_is_proof_after,
+                listening_since=at,
+            ),
+            carried={
+                name: None
+                for name, source in self._sources.items()
+                if source.pid is not None and source.pid == key.pid
+            },
+        )
+        self._touched.add(key)
+
+    def _source(self, name: str, **changes: object) -> Source:
+        source = self._sources.get(name) or Source(vital=SourceVital(name=name))
+        if changes:
+            source = replace(source, vital=replace(source.vital, **changes))  # type: ignore[arg-type]
+        self._sources[name] = source
+        return source
+
+    def _found(self, name: str, pid: int | None) -> None:
+        source = self._source(name, retired_at=None, unreadable_since=None)
+        self._sources[name] = replace(source, pid=pid if pid is not None else source.pid)
+        for key, tracked in self._instances.items():
+            if pid is not None and key.pid == pid and name not in tracked.carried:
+                self._instances[key] = replace(tracked, carried={**tracked.carried, name: None})
+                self._touched.add(key)
+
+    def _readable(self, name: str, at: Instant) -> None:
+        was = self._source(name).vital.unreadable_since
+        self._source(name, unreadable_since=None, unreadable_reason="")
+        for key, tracked in self._instances.items():
+            if was is not None and name in tracked.carried:
+                self._update(key, vitals.relisten(tracked.vitals, at))
+
+    def _blind(self, key: InstanceKey, since: Instant | None, reason: str) -> None:
+        if key in self._instances:
+            value = self._instances[key].vitals
+            self._update(key, replace(value, blind_since=since, blind_reason=reason))
+
+    def _touch_carried(self, name: str, *, waiting_only: bool = False) -> None:
+        for key, tracked in self._instances.items():
+            if name in tracked.carried and not (waiting_only and isinstance(tracked.verdict, Ok)):
+                self._touched.add(key)
+
+    def _beat(self, beat: Heartbeat, *, fresh: bool) -> None:
+        key = beat.instance
+        if key not in self._instances:
+            self._introduce(beat)
+        tracked = self._instances[key]
+        if fresh:
+            self._record_stall(key, tracked, beat)
+        name = beat.source
+        source = self._sources.get(name) or Source(vital=SourceVital(name=name))
+        vital = source.vital
+        other_at = source.other_at if source.newest == key else vital.last_line_at
+        stalled = source.stalled_since
+        self._sources[name] = replace(
+            source,
+            vital=replace(
+                vital,
+                last_line_at=beat.at,
+                relayed=vital.relayed or beat.relayed,
+                merged=vital.merged or (beat.repeated > 1 and beat.relayed),
+            ),
+            newest=key,
+            other_at=other_at,
+            stalled_since=None,
+        )
+        if stalled is not None:
+            self._report_source(name, _log_stalled(name, stalled), _ok_again(beat.at))
+        carried = tracked.carried
+        if carried.get(name) != beat.at:
+            carried = {**carried, name: beat.at}
+        self._instances[key] = replace(
+            tracked, vitals=vitals.beat(tracked.vitals, beat, fresh=fresh), carried=carried
+        )
+        self._touched.add(key)
+        if len(carried) > 1:
+            self._compare_paths(name, beat, carried)
+        if vital.merged:
+            self._touch_carried(name)
+
+    def _introduce(self, beat: Heartbeat) -> None:
+        """Begin to track who printed *beat*; what was known of its process becomes its own."""
+        key = beat.instance
+        nameless = InstanceKey(host=key.host, pid=key.pid)
+        before = self._instances.get(nameless)
+        if before is not None and before.vitals.last is None and nameless != key:
+            del self._instances[nameless]
+            self._touched.discard(nameless)
+            self._instances[key] = replace(before, vitals=replace(before.vitals, instance=key))
+            return
+        self._create(key, beat.at, beat.profile)
+
+    def _record_stall(self, key: InstanceKey, tracked: Tracked, beat: Heartbeat) -> None:
+        known = tracked.facts
+        if known is None or known.progress_at is None or not known.log_speaks:
+            return
+        if known.demand is Demand.NONE or grouping.is_alarm(tracked.verdict):
+            return
+        silence = beat.at - known.clock
+        if silence > self._state.policy.missed_beats * known.interval:
+            self.actions.append(RecordStall(instance=key, since=known.clock, seconds=silence))
+
+    def _compare_paths(
+        self, name: str, beat: Heartbeat, carried: Mapping[str, Instant | None]
+    ) -> None:
+        """Find streams that stand still although one of their engines beats here."""
+        policy = self._state.policy
+        interval = policy.heartbeat_interval or self._instances[beat.instance].vitals.interval
+        for other, beaten_at in carried.items():
+            source = self._sources.get(other)
+            if source is None or other == name or beaten_at is None:
+                continue
+            vital = source.vital
+            if source.stalled_since is not None or vital.retired_at is not None:
+                continue
+            shared = vital.relayed or source.other_at is not None
+            last = vital.last_line_at
+            if shared and last is not None and beat.at >= last + policy.missed_beats * interval:
+                self._sources[other] = replace(source, stalled_since=last)
+                self._report_source(other, None, _log_stalled(other, last))
+
+    def _report_source(self, name: str, before: Verdict | None, after: Verdict) -> None:
+        """A log speaks for itself: its transition carries its name as the label."""
+        self.actions.append(
+            Report(
+                transition=Transition(
+                    instance=InstanceKey(tag=name), before=before, after=after, at=self._now
+                )
+            )
+        )
+
+    def _signal(self, signal: SignalSeen) -> None:
+        keys = self._resolve_signal(signal)
+        if len(keys) > 1 and signal.signal in _FOR_ONE:
+            return
+        parts = self._profile(signal.profile).parts
+        for key in keys:
+            self._update(key, vitals.signal(self._instances[key].vitals, signal, parts))
+
+    def _resolve_signal(self, signal: SignalSeen) -> list[InstanceKey]:
+        wanted = signal.instance
+        here = [k for k, t in self._instances.items() if signal.source in t.carried]
+        same = [k for k in here if (k.host, k.pid) == (wanted.host, wanted.pid)]
+        if same:
+            return same
+        elsewhere = [
+            key
+            for key in self._instances
+            if wanted.pid is not None and (key.host, key.pid) == (wanted.host, wanted.pid)
+        ]
+        if elsewhere:
+            return elsewhere
+        if wanted.pid is None and here:
+            return here
+        if signal.signal in _INTRODUCING:
+            self._create(wanted, signal.at, signal.profile)
+            tracked = self._instances[wanted]
+            self._instances[wanted] = replace(
+                tracked, carried={**tracked.carried, signal.source: None}
+            )
+            self._source(signal.source)
+            return [wanted]
+        return []
+
+    def _resolve(self, wanted: InstanceKey, at: Instant) -> list[InstanceKey]:
+        """Return the instances that an observation from outside the log concerns."""
+        if wanted in self._instances:
+            return [wanted]
+        same = [
+            key
+            for key in self._instances
+            if (key.host, key.pid) == (wanted.host, wanted.pid) and not wanted.tag
+        ]
+        if same:
+            return same
+        self._create(wanted, at)
+        return [wanted]
+
+    def _captured(self, ident: str, at: Instant, bundle: str) -> None:
+        for i, incident in enumerate(self._incidents):
+            if incident.id != ident:
+                continue
+            closed = incident.state is IncidentState.CLOSED
+            self._incidents[i] = replace(
+                incident,
+                state=IncidentState.CLOSED if closed else IncidentState.CAPTURED,
+                bundle=bundle or incident.bundle,
+            )
+            for member in incident.members:
+                self._cooling[member.instance] = at
+
+    # --- judgements ---
+
+    def conclude(self) -> None:
+        """Judge who was touched, who was due, and whoever alarms while anything is seen."""
+        now = self._now
+        keys = [
+            key
+            for key, tracked in self._instances.items()
+            if key in self._touched
+            or (tracked.due is not None and tracked.due <= now)
+            or (self._seen_anything and grouping.is_alarm(tracked.verdict))
+        ]
+        examined = {
+            key: judge.examine(
+                _view(key, self._instances[key], self._sources), self._state.policy, now
+            )
+            for key in keys
+        }
+        for key, result in examined.items():
+            self._instances[key] = replace(self._instances[key], due=result.due, facts=result.facts)
+        for key, result in examined.items():
+            self._settle(key, self._in_company(key, result))
+        self._forget()
+
+    def _in_company(self, key: InstanceKey, result: judge.Examined) -> Verdict:
+        """Return the verdict; a stall that others share is named after that."""
+        verdict = result.verdict
+        if not grouping.is_alarm(verdict) or verdict.cause != judge.ONE_SILENT:
+            return verdict
+        company = self._company(key, result.facts)
+        if not company:
+            return verdict
+        others = len(company)
+        return replace(
+            verdict,
+            cause=grouping.TOGETHER,
+            because=(
+                *verdict.because,
+                f"{others + 1} of {len(self._instances)} instances stopped together",
+            ),
+        )
+
+    def _company(self, key: InstanceKey, known: judge.Facts) -> list[InstanceKey]:
+        """Return the others whose progress stopped with this one's, although they have work."""
+        reach = self._state.policy.together * known.interval
+        return [
+            other
+            for other, tracked in self._instances.items()
+            if other != key
+            and (facts := tracked.facts) is not None
+            and not isinstance(tracked.verdict, Gone)
+            and facts.progress_at is not None
+            and known.progress_at is not None
+            and abs(facts.progress_at - known.progress_at) <= reach
+            and facts.missing_at is not None
+            and self._now >= facts.missing_at
+            and facts.demand is not Demand.NONE
+            and not facts.excused
+        ]
+
+    def _settle(self, key: InstanceKey, after: Verdict) -> None:
+        tracked = self._instances[key]
+        before = tracked.verdict
+        changed = before is None or type(before) is not type(after) or before.cause != after.cause
+        if before is not None and not changed:
+            after = replace(after, since=before.since)
+        self._instances[key] = replace(tracked, verdict=after)
+        if changed:
+            self.actions.append(
+                Report(
+                    transition=Transition(instance=key, before=before, after=after, at=self._now)
+                )
+            )
+        if grouping.is_alarm(after):
+            if changed:
+                self._alarm(key, after)
+        else:
+            self._calm(key, after)
+
+    def _alarm(self, key: InstanceKey, verdict: Verdict) -> None:
+        value = self._instances[key].vitals
+        policy = self._state.policy
+        member = Member(
+            instance=key,
+            verdict=verdict,
+            window=judge.stop_window(_view(key, self._instances[key], self._sources), policy),
+            last_beat_at=value.last.at if value.last else None,
+        )
+        confirmed = any((value.health, value.counters, value.processes, value.stacks))
+        interval = policy.heartbeat_interval or value.interval
+        i = grouping.home(self._incidents, member, policy.together * interval)
+        if i is None:
+            self._serial += 1
+            incident = Incident(
+                id=grouping.incident_id(self._state.epoch, self._now, self._serial),
+                members=(member,),
+                watched=sum(not isinstance(t.verdict, Gone) for t in self._instances.values()),
+                verdict=verdict,
+                detected_at=self._now,
+                window=member.window,
+                confirmed=confirmed,
+            )
+            self._incidents.append(incident)
+            i = len(self._incidents) - 1
+        else:
+            self._incidents[i] = grouping.enroll(self._incidents[i], member, confirmed=confirmed)
+        self._respond(i)
+
+    def _respond(self, i: int) -> None:
+        incident = self._incidents[i]
+        if incident.state is IncidentState.CAPTURING:
+            self.actions.append(UpdateCapture(incident=incident))
+        elif incident.state is IncidentState.OPEN and not all(
+            self._is_cooling(member.instance) for member in incident.members
+        ):
+            self._incidents[i] = replace(incident, state=IncidentState.CAPTURING)
+            self.actions.append(StartCapture(incident=self._incidents[i]))
+
+    def _is_cooling(self, key: InstanceKey) -> bool:
+        captured_at = self._cooling.get(key)
+        return captured_at is not None and self._now < captured_at + self._state.policy.cool_down
+
+    def _calm(self, key: InstanceKey, verdict: Verdict) -> None:
+        for i, incident in enumerate(self._incidents):
+            if incident.state is IncidentState.CLOSED:
+                continue
+            mine = [m for m in incident.members if m.instance == key and m.recovered_at is None]
+            # A member of an incident from before a restart must be heard first.
+            heard = self._instances[key].vitals.armed_at is not None or isinstance(verdict, Gone)
+            if not mine or not heard:
+                continue
+            after = grouping.discharge(incident, key, verdict, self._now)
+            self._incidents[i] = after
+            if after.state is IncidentState.CLOSED:
+                self.actions.append(CloseIncident(incident=after))
+
+    def _forget(self) -> None:
+        closed = [x for x in self._incidents if x.state is IncidentState.CLOSED]
+        if len(closed) > MAX_CLOSED:
+            self._incidents.remove(closed[0])
+        for key, tracked in list(self._instances.items()):
+            verdict = tracked.verdict
+            if isinstance(verdict, Gone) and self._now > verdict.since + FORGET_AFTER:
+                del self._instances[key]
+                self._cooling.pop(key, None)
+                for name in tracked.carried:
+                    source = self._sources.get(name)
+                    if source is not None and source.vital.retired_at is not None:
+                        del self._sources[name]
+
+
+def _ok_again(at: Instant) -> Ok:
+    return Ok(
+        since=at,
+        cause="not-a-hang:log-pipeline",
+        confidence=Confidence.HIGH,
+        because=("beats arrive on it again",),
+    )

@@ -1,0 +1,156 @@
+"""Folds what was seen into the vitals of one instance.
+
+Each function takes vitals and one observation and returns the vitals after it. They remember since
+when things are so; what that amounts to is for ``judge``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+from hangwatch.model.heartbeat import Heartbeat, SignalSeen
+from hangwatch.model.observation import ProcessesSeen
+from hangwatch.model.profile import Signal
+from hangwatch.model.time import Instant
+from hangwatch.model.vitals import Counters, Health, ProcessVital, StackVital, Vitals
+
+RECENT: Final = 16
+"""Beats whose tokens make up the running median: under three minutes of LMDeploy."""
+
+TOGETHER: Final = 0.2
+"""Share of an interval within which beats count as having arrived in one piece."""
+
+
+def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
+    """Return the vitals after a heartbeat.
+
+    A beat ends what earlier lines announced: a failed task did not matter, an abort is over, a
+    restart is complete. Sleep it ends only if it cannot be of the interval before: one late beat
+    counts tokens from before the sleep.
+    """
+    last = vitals.last
+    tokens = seen.tps
+    progress = tokens is None or tokens > 0
+    recent = vitals.recent_tps
+    if tokens is not None and tokens > 0:
+        recent = (*recent[1 - RECENT :], tokens)
+    asleep, slept = vitals.asleep, vitals.slept
+    if slept is not None and (not asleep or seen.at > slept.at + vitals.interval):
+        asleep, slept = (), None
+    gap = seen.at - last.at if last is not None and fresh and vitals.armed_at is not None else 0.0
+    return replace(
+        vitals,
+        first_beat_at=seen.at if vitals.first_beat_at is None else vitals.first_beat_at,
+        armed_at=seen.at if fresh and vitals.armed_at is None else vitals.armed_at,
+        last=seen,
+        last_progress=seen if progress else vitals.last_progress,
+        beats=vitals.beats + 1,
+        recent_tps=recent,
+        median_tps=median(recent[:-1]) if progress and len(recent) > 3 else vitals.median_tps,
+        buffered=_buffered(vitals, seen),
+        longest_gap=max(vitals.longest_gap, gap),
+        started=None,
+        slept=slept,
+        asleep=asleep,
+        updated_at=None,
+        aborted_at=None,
+        beat_lost=None,
+        died=None,
+        stopped=None,
+    )
+
+
+def _buffered(vitals: Vitals, seen: Heartbeat) -> float:
+    """Return the printed time that this beat and those that came in one piece with it cover."""
+    last = vitals.last
+    if last is None or seen.at - last.at > TOGETHER * vitals.interval:
+        return 0.0
+    if seen.printed is None or last.printed is None:
+        return vitals.buffered
+    if (seen.printed.tzinfo is None) != (last.printed.tzinfo is None):
+        return vitals.buffered
+    return vitals.buffered + max(0.0, (seen.printed - last.printed).total_seconds())
+
+
+def signal(vitals: Vitals, seen: SignalSeen, parts: tuple[str, ...]) -> Vitals:  # noqa: PLR0911
+    """Return the vitals after another line that matters.
+
+    Args:
+        vitals: Before it.
+        seen: The line.
+        parts: All parts that a sleep puts to sleep.
+    """
+    match seen.signal:
+        case Signal.STARTING | Signal.READY:
+            return replace(vitals, started=seen, stopped=None, died=None, asleep=(), slept=None)
+        case Signal.SLEEP:
+            return replace(vitals, slept=seen, asleep=seen.parts or parts or ("engine",))
+        case Signal.WAKE:
+            left = tuple(p for p in vitals.asleep if seen.parts and p not in seen.parts)
+            return replace(vitals, slept=seen, asleep=left)
+        case Signal.UPDATED:
+            return replace(vitals, updated_at=seen.at)
+        case Signal.ABORTED:
+            return replace(vitals, aborted_at=seen.at)
+        case Signal.COMPLETED:
+            return replace(vitals, completed_at=seen.at, aborted_at=None)
+        case Signal.BEAT_LOST:
+            return replace(vitals, beat_lost=seen)
+        case Signal.ENGINE_DEAD:
+            return vitals if vitals.died is not None else replace(vitals, died=seen)
+        case Signal.STOPPED:
+            return replace(vitals, stopped=vitals.stopped or seen)
+
+
+def health(vitals: Vitals, seen: Health) -> Vitals:
+    """Return the vitals after an answer of the health endpoint, or its absence."""
+    before = vitals.health
+    same = before is not None and before.outcome is seen.outcome and before.meaning is seen.meaning
+    since = before.since if same and before is not None else seen.at
+    return replace(vitals, health=replace(seen, since=since))
+
+
+def counters(vitals: Vitals, seen: Counters) -> Vitals:
+    """Return the vitals after a look at the metrics."""
+    before = vitals.counters
+    if before is None:
+        return replace(vitals, counters=seen)
+    moved = seen.tokens is not None and before.tokens is not None and seen.tokens != before.tokens
+    gauges = (seen.running, seen.waiting, seen.routed)
+    changed = gauges != (before.running, before.waiting, before.routed)
+    return replace(
+        vitals,
+        counters=replace(
+            seen,
+            since=before.since,
+            tokens_moved_at=seen.at if moved else before.tokens_moved_at,
+            gauges_changed_at=seen.at if changed else before.gauges_changed_at,
+        ),
+    )
+
+
+def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:
+    """Return the vitals after a look at the processes; one that is not listed any more is gone."""
+    before = {process.pid: process for process in vitals.processes}
+    now: dict[int, ProcessVital] = {}
+    for process in seen.processes:
+        old = before.get(process.pid)
+        since = old.since if old is not None and old.state == process.state else process.since
+        now[process.pid] = replace(process, since=since)
+    for pid, old in before.items():
+        if pid not in now and old.needed:
+            since = old.since if old.state == "" else seen.at
+            now[pid] = replace(old, state="", since=since, at=seen.at)
+    return replace(vitals, processes=tuple(now.values()))
+
+
+def stacks(vitals: Vitals, seen: StackVital) -> Vitals:
+    """Return the vitals after stage A of a capture."""
+    return replace(vitals, stacks=seen)
+
+
+def relisten(vitals: Vitals, at: Instant) -> Vitals:
+    """Return the vitals after a time in which nobody listened: silence counts from *at*."""
+    return replace(vitals, listening_since=Instant(max(vitals.listening_since, at)))
