@@ -18,8 +18,8 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,6 +78,7 @@ class _Worker:
 @dataclass(slots=True)
 class _Job:
     step: Step
+    phase: Phase
     room: Path
     given_at: Instant
     started_at: Instant | None = None
@@ -90,28 +91,47 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Run:
-    """The steps of one call of ``run``."""
-
-    pending: list[Step]
+class _Waiting:
+    step: Step
     phase: Phase
-    until: float
-    tell: Callable[[Step, Evidence], None]
-    stopped: Callable[[], bool]
-    last: Callable[[Step], bool]
-    stopping: bool = False
-    evidence: dict[str, Evidence] = field(default_factory=dict)
+    not_before: float
 
 
 class Pool:
     """The workers of one capture; close it when done."""
 
-    def __init__(self, rooms: Rooms, clock: Clock) -> None:
+    def __init__(
+        self,
+        rooms: Rooms,
+        clock: Clock,
+        *,
+        until: float,
+        tell: Callable[[Step, Evidence], None] = lambda _step, _evidence: None,
+        stopped: Callable[[], bool] = lambda: False,
+        last: Callable[[Step], bool] = lambda _step: False,
+    ) -> None:
+        """Start no worker yet.
+
+        Args:
+            rooms: Where steps write.
+            clock: The time.
+            until: Instant at which whatever has not ended is given up.
+            tell: Called with each step that ended.
+            stopped: Whether we are asked to end early; asked several times a second.
+            last: Steps that yield to all others; asked again each time one is chosen.
+        """
         self._rooms = rooms
         self._clock = clock
+        self._until = until
+        self._tell = tell
+        self._stopped = stopped
+        self._last = last
+        self._stopping = False
         self._width = width()
         self._workers: list[_Worker] = []
         self._dying: list[Child] = []
+        self._pending: list[_Waiting] = []
+        self._evidence: dict[str, Evidence] = {}
         self._failures: dict[str, tuple[FailureKind, int]] = {}
 
     @property
@@ -125,45 +145,34 @@ class Pool:
         while self._free_place(waits=False) and self._start(waits=False) is not None:
             pass
 
-    def run(
-        self,
-        steps: Sequence[Step],
-        *,
-        phase: Phase,
-        until: float,
-        tell: Callable[[Step, Evidence], None] = lambda _step, _evidence: None,
-        stopped: Callable[[], bool] = lambda: False,
-        last: Callable[[Step], bool] = lambda _step: False,
-    ) -> tuple[Evidence, ...]:
-        """Run *steps*, and return one evidence for each, in their order.
+    def submit(self, steps: Iterable[Step], *, phase: Phase, not_before: float = 0.0) -> None:
+        """Take *steps* in, in order of preference; ``wait`` is what runs them.
 
         Args:
-            steps: What to do, in order of preference.
+            steps: What to do; their ids are new to this pool.
             phase: Where the evidence stands in the story.
-            until: Instant at which whatever has not ended is given up.
-            tell: Called with each step that ended.
-            stopped: Whether we are asked to end early; looked at several times a second.
-            last: Steps that yield to all others; asked again each time one is chosen.
+            not_before: Instant before which none of them starts.
         """
-        run = _Run(
-            pending=list(steps),
-            phase=phase,
-            until=until,
-            tell=tell,
-            stopped=stopped,
-            last=last,
-        )
-        while run.pending or any(worker.job for worker in self._workers):
-            if run.stopped() and not run.stopping:
-                run.stopping = True
-                run.until = min(run.until, self._clock.now() + STOP_GRACE)
-            if run.stopping or self._clock.now() >= run.until:
-                self._give_up_pending(run)
+        self._pending += [_Waiting(step, phase, not_before) for step in steps]
+
+    def wait(self, steps: Iterable[Step]) -> tuple[Evidence, ...]:
+        """Run what was submitted until all of *steps* have ended; others go on meanwhile.
+
+        Returns:
+            One evidence for each of *steps*, in their order.
+        """
+        steps = tuple(steps)
+        while any(step.id not in self._evidence for step in steps):
+            if self._stopped() and not self._stopping:
+                self._stopping = True
+                self._until = min(self._until, self._clock.now() + STOP_GRACE)
+            if self._stopping or self._clock.now() >= self._until:
+                self._give_up_pending()
             else:
-                self._give_out(run)
-            self._listen(run)
-            self._enforce(run)
-        return tuple(run.evidence[step.id] for step in steps)
+                self._give_out()
+            self._listen()
+            self._enforce()
+        return tuple(self._evidence[step.id] for step in steps)
 
     def close(self) -> None:
         """End every worker; one in D state is abandoned."""
@@ -177,27 +186,35 @@ class Pool:
 
     # Giving out
 
-    def _give_out(self, run: _Run) -> None:
+    def _give_out(self) -> None:
         for waits in (True, False):
-            while (step := self._next(run, waits=waits)) is not None:
-                failure = self._breaker(step)
-                if failure is not None:
-                    run.pending.remove(step)
-                    self._record(run, step, failure=failure)
-                    continue
-                worker = self._idle(waits=waits)
+            while (waiting := self._next(waits=waits)) is not None:
+                failure = self._breaker(waiting.step)
+                worker = None if failure is not None else self._idle(waits=waits)
+                if worker is None and failure is None:
+                    if any(other.waits == waits for other in self._workers):
+                        break
+                    failure = _NO_WORKER
+                self._pending.remove(waiting)
                 if worker is None:
-                    if not any(other.waits == waits for other in self._workers):
-                        run.pending.remove(step)
-                        self._record(run, step, failure=_NO_WORKER)
-                        continue
-                    break
-                run.pending.remove(step)
-                self._give(run, worker, step)
+                    self._record(waiting.step, waiting.phase, failure=failure)
+                else:
+                    self._give(worker, waiting)
 
-    def _next(self, run: _Run, *, waits: bool) -> Step | None:
-        mine = [step for step in run.pending if step.waits == waits]
-        first = next((step for step in mine if not run.last(step)), None)
+    def _next(self, *, waits: bool) -> _Waiting | None:
+        now = self._clock.now()
+        # A server that has not answered yet is not asked again.
+        unanswered = {
+            worker.job.step.collector for worker in self._workers if worker.job and worker.waits
+        }
+        mine = [
+            waiting
+            for waiting in self._pending
+            if waiting.step.waits == waits
+            and waiting.not_before <= now
+            and waiting.step.collector not in unanswered
+        ]
+        first = next((waiting for waiting in mine if not self._last(waiting.step)), None)
         return first if first is not None or not mine else mine[0]
 
     def _breaker(self, step: Step) -> Failure | None:
@@ -228,11 +245,16 @@ class Pool:
         self._workers.append(worker)
         return worker
 
-    def _give(self, run: _Run, worker: _Worker, step: Step) -> None:
+    def _give(self, worker: _Worker, waiting: _Waiting) -> None:
         now = self._clock.now()
+        step = waiting.step
         room = self._rooms.open()
         worker.job = _Job(
-            step=step, room=room, given_at=now, started_at=now if worker.ready else None
+            step=step,
+            phase=waiting.phase,
+            room=room,
+            given_at=now,
+            started_at=now if worker.ready else None,
         )
         message = {
             "kind": "step",
@@ -243,16 +265,17 @@ class Pool:
         try:
             worker.child.channel.send(message)
         except ChannelClosedError:
-            self._lost(run, worker)
+            self._lost(worker)
 
     # Listening
 
-    def _listen(self, run: _Run) -> None:
+    def _listen(self) -> None:
         by_fd = {worker.child.channel.fileno(): worker for worker in self._workers}
         writers = [w.child.channel.write_fd for w in self._workers if w.child.channel.pending]
         now = self._clock.now()
         ends = [worker.job.ends_at() for worker in self._workers if worker.job]
-        timeout = min([LOOK_INTERVAL, run.until - now, *(end - now for end in ends)])
+        begins = [waiting.not_before for waiting in self._pending if waiting.not_before > now]
+        timeout = min(LOOK_INTERVAL, *(at - now for at in (self._until, *ends, *begins)))
         ready, _, _ = select.select(list(by_fd), writers, [], max(0.0, timeout))
         for worker in tuple(self._workers):
             if worker.child.channel.pending:
@@ -262,11 +285,11 @@ class Pool:
             worker = by_fd[fd]
             try:
                 for message in worker.child.channel.receive():
-                    self._hear(run, worker, message)
+                    self._hear(worker, message)
             except ChannelClosedError:
-                self._lost(run, worker)
+                self._lost(worker)
 
-    def _hear(self, run: _Run, worker: _Worker, message: dict[str, Any]) -> None:
+    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
         now = self._clock.now()
         match message_kind(message):
             case "ready":
@@ -280,26 +303,26 @@ class Pool:
                     complete = frozenset(map(str, message.get("complete", ())))
                 except (CodecError, TypeError):
                     failure, complete = _DIED, frozenset()
-                self._record(run, job.step, job=job, failure=failure, complete=complete)
+                self._record(job.step, job.phase, job=job, failure=failure, complete=complete)
             case "crash":
                 crashed, worker.job = worker.job, None
                 if crashed is not None:
                     trace = str(message.get("traceback", ""))[-4000:]
                     failure = Failure(kind=FailureKind.CRASHED, message=trace)
-                    self._record(run, crashed.step, job=crashed, failure=failure)
+                    self._record(crashed.step, crashed.phase, job=crashed, failure=failure)
             case _:
                 pass
 
-    def _lost(self, run: _Run, worker: _Worker) -> None:
+    def _lost(self, worker: _Worker) -> None:
         """A worker ended, or wrote nonsense: replace it."""
         self._drop(worker)
-        if worker.job is not None:
-            self._record(run, worker.job.step, job=worker.job, failure=_DIED)
-            worker.job = None
+        job, worker.job = worker.job, None
+        if job is not None:
+            self._record(job.step, job.phase, job=job, failure=_DIED)
 
     # Deadlines
 
-    def _enforce(self, run: _Run) -> None:
+    def _enforce(self) -> None:
         now = self._clock.now()
         for worker in tuple(self._workers):
             job = worker.job
@@ -307,19 +330,19 @@ class Pool:
                 continue
             if now >= job.ends_at():
                 failure = _timed_out(job)
-            elif now >= run.until:
-                failure = _STOPPED if run.stopping else _DEADLINE
+            elif now >= self._until:
+                failure = _STOPPED if self._stopping else _DEADLINE
             else:
                 continue
             self._drop(worker)
             worker.job = None
-            self._record(run, job.step, job=job, failure=failure)
+            self._record(job.step, job.phase, job=job, failure=failure)
 
-    def _give_up_pending(self, run: _Run) -> None:
-        failure = _STOPPED if run.stopping else _DEADLINE
-        for step in run.pending:
-            self._record(run, step, failure=failure)
-        run.pending.clear()
+    def _give_up_pending(self) -> None:
+        failure = _STOPPED if self._stopping else _DEADLINE
+        pending, self._pending = self._pending, []
+        for waiting in pending:
+            self._record(waiting.step, waiting.phase, failure=failure)
 
     def _drop(self, worker: _Worker) -> None:
         self._workers.remove(worker)
@@ -339,8 +362,8 @@ class Pool:
 
     def _record(
         self,
-        run: _Run,
         step: Step,
+        phase: Phase,
         *,
         failure: Failure | None,
         job: _Job | None = None,
@@ -353,7 +376,7 @@ class Pool:
             step=step.id,
             collector=step.collector,
             sample=step.sample,
-            phase=run.phase,
+            phase=phase,
             target=step.target.process if step.target is not None else None,
             started_at=began,
             elapsed=self._clock.now() - began if began is not None else 0.0,
@@ -362,8 +385,8 @@ class Pool:
         )
         if job is not None:
             self._count(step, failure)
-        run.evidence[step.id] = evidence
-        run.tell(step, evidence)
+        self._evidence[step.id] = evidence
+        self._tell(step, evidence)
 
     def _count(self, step: Step, failure: Failure | None) -> None:
         if failure is None:

@@ -2,8 +2,10 @@
 
 Theory of operation. First evidence within seconds: workers start while the work directory is
 made, a census finds who belongs to the engines, a plan is made of it, and the first sample of
-stage A runs. After the pause the second one runs, and what the two say goes to whoever judges.
-Stage B follows, its gates given the new verdict. Steps that fail, or that time does not reach,
+stage A runs. The second one starts a pause after the first did, and what the two say goes to
+whoever judges. Stage B follows, its gates given the new verdict. Servers that keep us waiting for
+an answer (LMDeploy's ``/health`` probes its engine for ten seconds) are waited for beside all this
+and at its end. Steps that fail, or that time does not reach,
 leave their evidence like all others; nothing that a target does can raise an exception here.
 Nothing here reads anything of a target beyond ``/proc`` rows that never block; all else is the
 workers' business.
@@ -130,29 +132,40 @@ class _Capture:
         self._progress = progress
         self._asked_to_stop = stopped
         self._started_at = clock.now()
-        self._until = self._started_at + request.deadline
         self._part = "looking"
         self._total = 0
         self._evidence: dict[str, Evidence] = {}
         self._first_evidence_at: Instant | None = None
         self._in_d_state: set[int] = set()
-        self.pool = Pool(rooms, clock)
+        self._second_at = Instant(0.0)
+        self.pool = Pool(
+            rooms,
+            clock,
+            until=self._started_at + request.deadline,
+            tell=self._ended,
+            stopped=self._stopped,
+            last=self._yields,
+        )
 
     def run(self, rejudge: Callable[[StageA], str]) -> CaptureOutcome:
         try:
             plan = self.plan()
             self._total = len(plan.steps)
             first, second, rest = _split(plan)
-            began = self._clock.now()
-            self._take("first sample", first, self._onset)
-            if second:
-                self._pause(began + plan.sample_gap)
-            self._take("second sample", second, self._onset)
+            self._second_at = Instant(self._clock.now() + plan.sample_gap)
+            self.pool.submit(first, phase=self._onset)
+            self.pool.submit(second, phase=self._onset, not_before=self._second_at)
+            self._part = "first sample"
+            self.pool.wait(_computing(first))
+            self._part = "second sample"
+            self.pool.wait(_computing(second))
             self._part = "judging"
-            self._tell()
+            self._report()
             stage_a = self._stage_a(plan)
             verdict = rejudge(stage_a) or self._request.verdict
-            self._take("the rest", self._behind_gates(rest, verdict), Phase.LATER)
+            self._part = "the rest"
+            self.pool.submit(self._behind_gates(rest, verdict), phase=Phase.LATER)
+            self.pool.wait(step for step in plan.steps if step.id not in self._evidence)
             ended_at = self._clock.now()
         finally:
             self.pool.close()
@@ -204,9 +217,8 @@ class _Capture:
         )
 
     def _census(self) -> tuple[tuple[ProcessRow, ...], tuple[str, ...]]:
-        (evidence,) = self.pool.run(
-            (census.STEP,), phase=self._onset, until=self._until, stopped=self._stopped
-        )
+        self.pool.submit((census.STEP,), phase=self._onset)
+        (evidence,) = self.pool.wait((census.STEP,))
         path = self._rooms.path / census.FILE
         rows = census.read(path.read_bytes()) if path.exists() else ()
         path.unlink(missing_ok=True)  # it names every process of the machine
@@ -216,23 +228,14 @@ class _Capture:
 
     # Taking samples
 
-    def _take(self, part: str, steps: tuple[Step, ...], phase: Phase) -> None:
-        self._part = part
-        self._tell()
-        self.pool.run(
-            steps,
-            phase=phase,
-            until=self._until,
-            tell=self._ended,
-            stopped=self._stopped,
-            last=lambda step: (
-                step.rung >= 4
-                and step.target is not None
-                and step.target.process.pid in self._in_d_state
-            ),
-        )
+    def _yields(self, step: Step) -> bool:
+        """Say whether a step reads the memory of a process in D state: these come last."""
+        target = step.target
+        return step.rung >= 4 and target is not None and target.process.pid in self._in_d_state
 
     def _ended(self, step: Step, evidence: Evidence) -> None:
+        if step.id == census.STEP.id:
+            return  # no step of the plan
         self._evidence[step.id] = evidence
         if evidence.artifacts and self._first_evidence_at is None:
             self._first_evidence_at = self._clock.now()
@@ -241,21 +244,17 @@ class _Capture:
             threads = document.get("threads", ()) if isinstance(document, dict) else ()
             if any(thread.get("state") == "D" for thread in threads):
                 self._in_d_state.add(step.target.process.pid)
-        self._tell()
-
-    def _pause(self, until: float) -> None:
-        self._part = "pause"
-        while (left := min(until, self._until) - self._clock.now()) > 0 and not self._stopped():
-            self._clock.sleep(min(left, 0.2))
+        self._report()
 
     def _stopped(self) -> bool:
-        self._tell()
+        self._report()
         return self._asked_to_stop()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
+        pausing = self._part == "second sample" and self._clock.now() < self._second_at
         self._progress(
             Progress(
-                part=self._part,
+                part="pause" if pausing else self._part,
                 done=len(self._evidence),
                 failed=sum(e.failure is not None for e in self._evidence.values()),
                 total=self._total,
@@ -360,6 +359,11 @@ def _split(plan: CapturePlan) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple
         tuple(step for step in stage_a if step.sample > 1),
         tuple(step for step in plan.steps if step.stage is Stage.B),
     )
+
+
+def _computing(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps that judging waits for: not those that a mute server holds up."""
+    return tuple(step for step in steps if not step.waits)
 
 
 def _works_for(target: Target, instance: CapturedInstance) -> bool:

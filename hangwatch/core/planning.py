@@ -9,6 +9,7 @@ rest, once, behind the gates that each collector brings. A plan is data: ``--dry
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Final
@@ -20,7 +21,10 @@ from hangwatch.model.policy import Policy
 MAX_URLS: Final = 4
 """Addresses of one server that are tried; a Ray worker listens on several that are not HTTP."""
 
-MAX_LOGS: Final = 64
+MAX_LOGS: Final = 256
+"""40 processes under Ray write three logs each."""
+
+_LOG: Final = re.compile(r"\.(?:log|out|err|txt)(?:\.\d{1,4})?(?: \(deleted\))?$")
 
 
 def plan(
@@ -53,7 +57,7 @@ def plan(
     draft = _Draft(
         targets=targets,
         endpoints=_endpoints(targets, paths, urls or {}),
-        logs=_logs(targets, logs),
+        logs=tuple(logs),
         options=options or {},
     )
     steps = [
@@ -95,7 +99,8 @@ class _Draft:
     ) -> None:
         self._targets = targets
         self._endpoints = endpoints
-        self._logs = logs
+        self._logs = _names(targets, logs)
+        self._named = frozenset(logs)
         self._options = options
 
     def steps(self, collector: Collector, sample: int) -> Iterator[Step]:
@@ -126,14 +131,15 @@ class _Draft:
                         options=self._endpoints,
                     )
             case Scope.LOG:
-                for number, log in enumerate(self._logs, start=1):
+                for log, name in self._logs.items():
                     yield self._step(
                         collector,
                         sample,
-                        subject=str(number),
+                        subject=name,
                         log=log,
                         folder=PurePosixPath("logs"),
                         targets=tuple(t for t in self._targets if log in t.logs),
+                        options={"name": name, "named": "yes" if log in self._named else ""},
                     )
             case Scope.NODE:
                 yield self._step(collector, sample, folder=PurePosixPath(), targets=self._targets)
@@ -186,10 +192,20 @@ def _endpoints(
     return found
 
 
-def _logs(targets: tuple[Target, ...], logs: Iterable[str]) -> tuple[str, ...]:
-    """Return each log once: those that are followed, then those that the targets write."""
-    every = [*logs, *(log for target in targets for log in target.logs)]
-    return tuple(dict.fromkeys(every))[:MAX_LOGS]
+def _names(targets: tuple[Target, ...], logs: Iterable[str]) -> dict[str, str]:
+    """Return each log with a name of its own: those that are followed, then those of targets."""
+    every = [*logs, *(log for t in targets for log in t.logs if _LOG.search(log))]
+    named: dict[str, str] = {}
+    for log in list(dict.fromkeys(every))[:MAX_LOGS]:
+        path = PurePosixPath(log.split(" (")[0])
+        name = re.sub(r"[^\w.-]", "_", path.name).lstrip(".-") or "log"
+        number = 1
+        unique = name
+        while unique in named.values():
+            number += 1
+            unique = f"{number}-{name}"
+        named[log] = unique
+    return named
 
 
 def file_name(stem: str, suffix: str, sample: int) -> str:

@@ -246,6 +246,11 @@ def read_file(pid: int, name: str) -> bytes:
     return _read(pid, name)
 
 
+def read_link(pid: int, name: str) -> str:
+    """Return what a link of ``/proc/PID`` leads to: ``exe``, ``cwd``, ``ns/net``."""
+    return os.readlink(f"{PROC}/{pid}/{name}")  # noqa: PTH115  # not always a path
+
+
 def children(pid: int) -> tuple[int, ...]:
     """Return the direct children of a process; ``()`` if it is gone."""
     found: list[int] = []
@@ -297,7 +302,7 @@ class Sockets:
 
     def _table(self, pid: int) -> Mapping[int, Listener]:
         try:
-            namespace = os.readlink(f"{PROC}/{pid}/ns/net")  # noqa: PTH115
+            namespace = read_link(pid, "ns/net")
         except OSError:
             namespace = "unknown"
         if namespace not in self._tables:
@@ -364,7 +369,7 @@ def look_closer(row: ProcessRow, sockets: Sockets) -> ProcessRow:
         listeners=sockets.of(row.pid, found),
     )
     with contextlib.suppress(OSError):
-        row = replace(row, exe=os.readlink(f"{PROC}/{row.pid}/exe"))  # noqa: PTH115
+        row = replace(row, exe=read_link(row.pid, "exe"))
     raylet = read_environment(row.pid).get("RAY_RAYLET_PID", "")
     return replace(row, title=read_title(row.pid), raylet=int(raylet) if raylet.isdigit() else None)
 

@@ -1,0 +1,180 @@
+"""The child that makes one capture, from the first look to the bundle, and tells how it goes.
+
+In: ``{"kind": "capture", "request": …}``, once; ``{"kind": "verdict", "word": …}``, the answer to
+``stage_a``; ``{"kind": "stop"}``: finish with what there is.
+
+Out: ``progress``; ``{"kind": "stage_a", "stacks": […], "processes": […]}``, upon which it waits
+for a verdict, ``VERDICT_TIMEOUT`` at most; at the end ``{"kind": "bundle", "path": …, "verdict":
+…, "cause": …, "summary": {…}}`` or ``{"kind": "failed", "error": …, "hint": …}``; ``alive`` every
+second all the while.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hangwatch.capture import run as capture
+from hangwatch.capture.rooms import Rooms
+from hangwatch.core.codec import from_plain, to_plain
+from hangwatch.errors import HangwatchError
+from hangwatch.model.capture import CaptureOutcome, CaptureRequest, Progress, StageA
+from hangwatch.model.time import Clock
+from hangwatch.system.channel import Channel, ChannelClosedError
+from hangwatch.system.clock import SystemClock
+from hangwatch.system.spawn import message_kind, serve
+
+if TYPE_CHECKING:
+    from hangwatch.capture.bundle import BundleWritten
+
+VERDICT_TIMEOUT: Final = 10.0
+"""Seconds; the daemon judges within one poll of its loop."""
+
+ALIVE_INTERVAL: Final = 1.0
+
+
+def capture_and_bundle(
+    request: CaptureRequest,
+    *,
+    clock: Clock,
+    progress: Callable[[Progress], None] = lambda _progress: None,
+    rejudge: Callable[[StageA], str] = lambda _stage_a: "",
+    stopped: Callable[[], bool] = lambda: False,
+) -> tuple[CaptureOutcome, BundleWritten]:
+    """Capture, write the bundle, and leave nothing else behind; for callers see ``capture.run``.
+
+    Raises:
+        OutputError: The bundle cannot be written where it should go; nothing of it is left.
+        ConfigError: The profile does not exist.
+    """
+    outcome = capture.run(request, clock=clock, progress=progress, rejudge=rejudge, stopped=stopped)
+    try:
+        # It brings the libraries of the manifest and the report: not before the evidence is in.
+        from hangwatch.capture import bundle
+
+        progress(
+            Progress(
+                part="bundling",
+                done=len(outcome.evidence),
+                failed=sum(evidence.failure is not None for evidence in outcome.evidence),
+                total=len(outcome.evidence),
+                elapsed=clock.now() - outcome.started_at,
+            )
+        )
+        return outcome, bundle.write(outcome, request, clock=clock)
+    finally:
+        Rooms(Path(outcome.work)).remove()
+
+
+class _Line:
+    """Our end of the channel to the daemon; a thread says ``alive`` on it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._last = Progress(part="")
+        self.stopped = False
+        self.verdict: str | None = None
+        self.request: CaptureRequest | None = None
+        threading.Thread(target=self._live, name="alive", daemon=True).start()
+
+    def send(self, kind: str, **facts: Any) -> None:
+        with self._lock:
+            self._channel.send({"kind": kind, **facts})
+
+    def listen(self, timeout: float = 0.0) -> None:
+        """Take in what the daemon said."""
+        with self._lock:
+            if self._channel.pending:
+                self._channel.flush()
+        for message in self._channel.wait(timeout):
+            match message_kind(message):
+                case "capture":
+                    self.request = from_plain(CaptureRequest, message["request"])
+                case "verdict":
+                    self.verdict = str(message.get("word", ""))
+                case "stop":
+                    self.stopped = True
+                case _:
+                    pass
+
+    def progress(self, progress: Progress) -> None:
+        """Tell how far we are, unless nothing changed but the time."""
+        told = (self._last.part, self._last.done, self._last.total)
+        if told != (progress.part, progress.done, progress.total):
+            self._last = progress
+            self.send("progress", **_plain(progress))
+
+    def is_stopped(self) -> bool:
+        self.listen()
+        return self.stopped
+
+    def rejudge(self, stage_a: StageA, clock: Clock) -> str:
+        """Say what stage A saw, and return what the daemon makes of it."""
+        self.send("stage_a", **_plain(stage_a))
+        deadline = clock.now() + VERDICT_TIMEOUT
+        while self.verdict is None and not self.stopped and clock.now() < deadline:
+            self.listen(0.2)
+        return self.verdict or ""
+
+    def _live(self) -> None:
+        while True:
+            threading.Event().wait(ALIVE_INTERVAL)
+            try:
+                self.send("alive")
+            except ChannelClosedError:
+                return  # the main thread learns of it, too
+
+
+def _plain(value: object) -> dict[str, Any]:
+    plain: dict[str, Any] = to_plain(value)
+    del plain["type"]
+    return plain
+
+
+def _conduct(channel: Channel) -> None:
+    clock = SystemClock()
+    line = _Line(channel)
+    while line.request is None:
+        line.listen(1.0)
+    try:
+        outcome, written = capture_and_bundle(
+            line.request,
+            clock=clock,
+            progress=line.progress,
+            rejudge=lambda stage_a: line.rejudge(stage_a, clock),
+            stopped=line.is_stopped,
+        )
+    except HangwatchError as error:
+        line.send("failed", error=str(error), hint="")
+        return
+    line.send(
+        "bundle",
+        path=str(written.path),
+        verdict=written.verdict,
+        cause=written.cause,
+        summary=summary(outcome),
+    )
+
+
+def summary(outcome: CaptureOutcome) -> dict[str, Any]:
+    """Return how the capture went, in numbers."""
+    return {
+        "processes": len(outcome.targets),
+        "steps": len(outcome.evidence),
+        "failed": sum(evidence.failure is not None for evidence in outcome.evidence),
+        "elapsed_s": round(outcome.ended_at - outcome.started_at, 3),
+        "stopped": outcome.stopped,
+        "abandoned": outcome.abandoned,
+        "pause_ms": {
+            str(evidence.target): evidence.pause_ms
+            for evidence in outcome.evidence
+            if evidence.target is not None and evidence.pause_ms
+        },
+    }
+
+
+if __name__ == "__main__":
+    serve(_conduct)
