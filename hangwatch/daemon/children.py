@@ -25,7 +25,7 @@ SETTLED: Final = 30.0
 """Seconds that a child lives until its earlier deaths are forgotten."""
 
 
-class Line(Protocol):
+class Wire(Protocol):
     """Our end of a child's channel."""
 
     def fileno(self) -> int:
@@ -53,7 +53,7 @@ class Running(Protocol):
     """A started child."""
 
     @property
-    def channel(self) -> Line:
+    def channel(self) -> Wire:
         """Our end of its channel."""
 
     @property
@@ -135,7 +135,7 @@ class Keeper:
         self._closed = False
 
     @property
-    def line(self) -> Line | None:
+    def wire(self) -> Wire | None:
         """The channel of the present child, to wait on."""
         return None if self._child is None else self._child.channel
 

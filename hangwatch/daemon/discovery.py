@@ -117,18 +117,33 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
     """Return what *pid* belongs to; ``problem`` says why nothing can be said."""
     try:
         procfs.identify(pid)
+        os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  # the right to look into it
     except TargetNotFoundError as error:
         return Kin(pid=pid, problem=str(error))
+    except PermissionError:
+        return Kin(
+            pid=pid,
+            problem=f"process {pid} belongs to somebody else and may not be looked into: run as "
+            "its user or as root, or add the capability SYS_PTRACE",
+        )
+    except OSError:
+        return Kin(pid=pid, problem=f"process {pid} ended while it was looked at")
     rows = table()
     targets = kinship.related(rows, seeds=(pid,), profile=profile)
     by_pid = {row.pid: row for row in rows}
     servers = tuple(target.process.pid for target in targets if target.role is Role.API_SERVER)
     printers = servers or (pid,)
-    logs: dict[str, None] = {}
+    logs: dict[str, int | None] = {}
     for server in printers:
-        if server in by_pid:
-            logs.update(dict.fromkeys(_output_of(by_pid[server], rows)))
-    return Kin(pid=pid, targets=targets, servers=printers, logs=tuple(logs))
+        for path in _output_of(by_pid[server], rows) if server in by_pid else ():
+            # Whoever shares a log with another server cannot be told from it by the log's name.
+            logs[path] = server if path not in logs else None
+    return Kin(
+        pid=pid,
+        targets=targets,
+        servers=printers,
+        logs=tuple(LogOwner(log=path, pid=server) for path, server in logs.items()),
+    )
 
 
 def _output_of(row: ProcessRow, rows: Sequence[ProcessRow]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.daemon.children import Launch, Line, Running, launch
+from hangwatch.daemon.children import Launch, Running, Wire, launch
 from hangwatch.model.capture import CaptureRequest
 from hangwatch.model.incident import Incident
 from hangwatch.model.observation import CaptureEnded, Observation, ProcessesSeen, StacksSeen
@@ -76,7 +76,7 @@ class Responder:
         self._start = start
         self._captures: dict[str, _Capture] = {}
         self._ended: list[Observation] = []
-        self._stopping = False
+        self.stopping = False
 
     @property
     def busy(self) -> bool:
@@ -103,9 +103,9 @@ class Responder:
 
     def stop(self) -> None:
         """Have every running capture finish with what there is; begin no other."""
-        if self._stopping:
+        if self.stopping:
             return
-        self._stopping = True
+        self.stopping = True
         for capture in tuple(self._captures.values()):
             if capture.child is None:
                 self._end(capture, error="stopped before its capture began")
@@ -119,7 +119,7 @@ class Responder:
                 capture.child.close(0.0)
         self._captures.clear()
 
-    def lines(self) -> Iterable[Line]:
+    def wires(self) -> Iterable[Wire]:
         """Return the channels of the conductors."""
         return [c.child.channel for c in self._captures.values() if c.child is not None]
 
@@ -160,9 +160,7 @@ class Responder:
             self._lose(capture, now, "does not end")
         return observations
 
-    def _understand(
-        self, capture: _Capture, message: Mapping[str, Any]
-    ) -> tuple[Observation, ...]:
+    def _understand(self, capture: _Capture, message: Mapping[str, Any]) -> tuple[Observation, ...]:
         incident = capture.incident.id
         match message_kind(message):
             case "progress":
@@ -221,7 +219,7 @@ class Responder:
 
     def _retry(self, capture: _Capture, now: Instant, reason: str) -> None:
         log.warning("hangwatch.conductor_lost", incident=capture.incident.id, reason=reason)
-        if self._stopping or capture.attempts >= ATTEMPTS:
+        if self.stopping or capture.attempts >= ATTEMPTS:
             error = f"the capture was lost {capture.attempts} times: {reason}"
             self._tell("failed", capture.incident.id, {"error": error, "hint": ""})
             self._end(capture, error=error)

@@ -49,7 +49,7 @@ class Settings(BaseModel):
     state: Path = Field(Path(), title="a folder for the daemon's own state")
     """By default ``$STATE_DIRECTORY``, else ``hangwatch`` in the XDG state home."""
     profile: str = Field("lmdeploy", min_length=1, title="the name of an engine profile")
-    """Engine profile: built in, or of a package with an entry point ``hangwatch.profiles``."""
+    """Engine profile."""
     heartbeat_interval: Annotated[
         float | None, Field(gt=0, allow_inf_nan=False, title="a number of seconds greater than 0")
     ] = None

@@ -26,26 +26,6 @@ class RaySession:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kin:
-    """What a process belongs to.
-
-    Attributes:
-        pid: The process that was asked about.
-        targets: It and every related process, the most suspicious first.
-        servers: Processes that print heartbeats, as far as roles tell.
-        logs: What to follow: paths where they are mounted here too, else paths through
-            ``/proc/PID/fd``.
-        problem: Why nothing can be said, one sentence with its remedy, or ``""``.
-    """
-
-    pid: int
-    targets: tuple[Target, ...] = ()
-    servers: tuple[int, ...] = ()
-    logs: tuple[str, ...] = ()
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogOwner:
     """The process that writes a log.
 
@@ -56,3 +36,23 @@ class LogOwner:
 
     log: str
     pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kin:
+    """What a process belongs to.
+
+    Attributes:
+        pid: The process that was asked about.
+        targets: It and every related process, the most suspicious first.
+        servers: Processes that print heartbeats, as far as roles tell.
+        logs: What to follow, and which server prints it: paths where they are mounted here
+            too, else paths through ``/proc/PID/fd``.
+        problem: Why nothing can be said, one sentence with its remedy, or ``""``.
+    """
+
+    pid: int
+    targets: tuple[Target, ...] = ()
+    servers: tuple[int, ...] = ()
+    logs: tuple[LogOwner, ...] = ()
+    problem: str = ""

@@ -1,0 +1,282 @@
+"""``hangwatch attach``: watch, or capture, what one process belongs to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hangwatch.cli import options
+from hangwatch.errors import TargetNotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from hangwatch.daemon.settings import Resolved
+    from hangwatch.model.capture import CaptureOutcome, CapturePlan, CaptureRequest, Progress
+    from hangwatch.model.discovery import Kin
+
+
+@click.command(name="attach")
+@click.option("--pid", type=int, required=True, help="A process of the engine: any of them.")
+@click.option("--now", is_flag=True, help="Capture at once, then end.")
+@click.option("--dry-run", is_flag=True, help="Print what a capture would do, with its gates.")
+@click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
+@options.settings
+def command(
+    pid: int, now: bool, dry_run: bool, as_json: bool, config: Path | None, **flags: Any
+) -> None:
+    """Find out what a process belongs to, say what will be watched, and watch it until Ctrl-C.
+
+    Its engine, every related process, its log (through its open files) and its address (of its
+    listening socket) are found from --pid.
+    """
+    from hangwatch.daemon.search import ask_kin
+    from hangwatch.daemon.settings import resolve
+    from hangwatch.daemon.wiring import profile_named
+    from hangwatch.system import procfs
+
+    if now and dry_run:
+        raise UsageError("--now captures and --dry-run does not: leave one of them out")
+    procfs.identify(pid)
+    resolved = resolve(flags, file=config)
+    kin = ask_kin(pid, profile_named(resolved.settings.profile))
+    if kin.problem:
+        raise TargetNotFoundError(kin.problem)
+    if not as_json:
+        describe(kin)
+    if dry_run:
+        _dry_run(resolved, kin, as_json=as_json)
+    elif now:
+        _now(resolved, kin, as_json=as_json)
+    else:
+        _watch(resolved, kin, as_json=as_json)
+
+
+def describe(kin: Kin) -> None:
+    """Say on standard error what *kin* was found to be."""
+    click.echo(f"process {kin.pid} belongs to {len(kin.targets)} processes:", err=True)
+    for target in kin.targets:
+        addresses = " ".join(listener.url for listener in target.listeners)
+        row = f"  {target.process.pid:>7}  {target.role:<14} {target.comm:<15} {target.why}"
+        click.echo(printable(f"{row}  {addresses}".rstrip()), err=True)
+    for owner in kin.logs:
+        click.echo(printable(f"log: {owner.log}"), err=True)
+    if not kin.logs:
+        click.echo(
+            "log: none that can be read (its output goes to a terminal or into a pipe): "
+            "endpoints and processes are what there is",
+            err=True,
+        )
+
+
+def printable(text: str) -> str:
+    """Return *text* without anything a terminal would obey; names of processes may be hostile."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _watch(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
+    from hangwatch.daemon.wiring import Watch
+    from hangwatch.system.logs import LineWriter, configure
+
+    # Beside a daemon that may be running here; what an attached watch learns, it need not keep.
+    settings = resolved.settings
+    own = settings.model_copy(update={"state": settings.state / f"attach-{kin.pid}"})
+    writer = configure(form=settings.log_format)
+    output = LineWriter(1)
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if as_json:
+            output.write(json.dumps(event, ensure_ascii=True))
+        elif event["event"] == "bundle":
+            output.write(event["bundle"])
+
+    if not as_json:
+        click.echo("watching; Ctrl-C ends it", err=True)
+    try:
+        Watch(replace(resolved, settings=own), pids=(kin.pid,), tell=tell).run()
+    finally:
+        output.close()
+        writer.close()
+
+
+def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:
+    from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
+    from hangwatch.model.identity import InstanceKey
+    from hangwatch.system.clock import SystemClock
+
+    clock = SystemClock()
+    settings = resolved.settings
+    return CaptureRequest(
+        id=f"{clock.wall():%Y%m%dT%H%M%S}-{kin.pid}",
+        kind=CaptureKind.INCIDENT,
+        output=str(settings.output),
+        profile=settings.profile,
+        policy=settings.policy(),
+        epoch=clock.epoch(),
+        instances=tuple(
+            CapturedInstance(instance=InstanceKey(pid=server), pid=server) for server in kin.servers
+        ),
+        seeds=(kin.pid,),
+        logs=tuple(owner.log for owner in kin.logs),
+        settings=resolved.as_rows(),
+        state=str(settings.state),
+    )
+
+
+def _dry_run(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
+    from hangwatch.capture import run
+    from hangwatch.system.clock import SystemClock
+
+    plan = run.dry_run(_request(resolved, kin), clock=SystemClock())
+    if as_json:
+        click.echo(json.dumps(plan_as_json(plan), indent=2))
+        return
+    width = max((len(step.id) for step in plan.steps), default=0)
+    for step in plan.steps:
+        gates = f"  if {', '.join(step.gates)}" if step.gates else ""
+        stops = "  stops the target" if step.attaches else ""
+        click.echo(
+            f"stage {step.stage} sample {step.sample}  rung {step.rung}  {step.id:<{width}}  "
+            f"at most {step.timeout:g} s{gates}{stops}"
+        )
+    click.echo(f"{len(plan.steps)} steps, {plan.sample_gap:g} s between the samples")
+    for note in plan.notes:
+        click.echo(printable(f"note: {note}"))
+
+
+def plan_as_json(plan: CapturePlan) -> dict[str, Any]:
+    """Return the plan as data; titles of processes stay out, for they may hold secrets."""
+    return {
+        "schema": "hangwatch.plan/1",
+        "targets": [
+            {
+                "pid": target.process.pid,
+                "role": target.role.value,
+                "comm": target.comm,
+                "instance": target.instance,
+                "why": target.why,
+                "suspicion": target.suspicion,
+            }
+            for target in plan.targets
+        ],
+        "steps": [
+            {
+                "id": step.id,
+                "collector": step.collector,
+                "stage": step.stage.value,
+                "sample": step.sample,
+                "rung": step.rung,
+                "pid": step.target.process.pid if step.target is not None else None,
+                "subject": step.subject,
+                "timeout_s": step.timeout,
+                "gates": [gate.value for gate in step.gates],
+                "attaches": step.attaches,
+            }
+            for step in plan.steps
+        ],
+        "sample_gap_s": plan.sample_gap,
+        "deadline_s": plan.deadline,
+        "notes": list(plan.notes),
+    }
+
+
+def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
+    from hangwatch.capture import bundle, run
+    from hangwatch.daemon.wiring import check_output
+    from hangwatch.model.verdict import ALARMS
+    from hangwatch.system.clock import SystemClock
+
+    clock = SystemClock()
+    check_output(resolved.settings.output)
+    request = _request(resolved, kin)
+    progress, done = _progress()
+    outcome = run.run(request, clock=clock, progress=progress)
+    done()
+    written = bundle.write(outcome, request, clock=clock)
+    elapsed = clock.now() - outcome.started_at
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "schema": "hangwatch.attach/1",
+                    "bundle": str(written.path),
+                    "verdict": written.verdict,
+                    "cause": written.cause,
+                    **outcome_as_json(outcome),
+                    "elapsed_s": round(elapsed, 3),
+                }
+            )
+        )
+    else:
+        click.echo(written.report)
+        _tell_failures(outcome)
+        click.echo(str(written.path))
+    if written.verdict in {alarm.word for alarm in ALARMS}:
+        raise SystemExit(3)
+
+
+def outcome_as_json(outcome: CaptureOutcome) -> dict[str, Any]:
+    """Return who was captured and how each step went."""
+    pauses: dict[str, float] = {str(t.process.pid): 0.0 for t in outcome.targets}
+    for evidence in outcome.evidence:
+        if evidence.target is not None:
+            pauses[str(evidence.target.pid)] += evidence.pause_ms
+    return {
+        "processes": [
+            {
+                "pid": target.process.pid,
+                "role": target.role.value,
+                "instance": target.instance,
+                "why": target.why,
+            }
+            for target in outcome.targets
+        ],
+        "steps": [
+            {
+                "step": evidence.step,
+                "ok": evidence.failure is None,
+                "failure": None if evidence.failure is None else evidence.failure.kind.value,
+                "message": "" if evidence.failure is None else evidence.failure.message,
+                "hint": "" if evidence.failure is None else evidence.failure.hint,
+                "elapsed_s": round(evidence.elapsed, 3),
+            }
+            for evidence in outcome.evidence
+        ],
+        "pause_ms": pauses,
+    }
+
+
+def _tell_failures(outcome: CaptureOutcome) -> None:
+    """Say once for each way of failing what failed and what would help."""
+    failures: dict[tuple[str, str, str], int] = {}
+    for evidence in outcome.evidence:
+        if evidence.failure is not None:
+            told = (evidence.collector, evidence.failure.message, evidence.failure.hint)
+            failures[told] = failures.get(told, 0) + 1
+    for (collector, message, hint), count in failures.items():
+        times = f" ({count} times)" if count > 1 else ""
+        remedy = f"; {hint}" if hint else ""
+        click.echo(printable(f"{collector}: {message.splitlines()[-1]}{remedy}{times}"), err=True)
+
+
+def _progress() -> tuple[Callable[[Progress], None], Callable[[], None]]:
+    """Return what shows progress on one line of a terminal, and what clears it."""
+    stream = sys.stderr
+    terminal = stream.isatty()
+
+    def show(progress: Progress) -> None:
+        if terminal:
+            text = f"{progress.part}: {progress.done} of {progress.total} steps"
+            stream.write(f"\r\x1b[K{text}, {progress.elapsed:.1f} s")
+            stream.flush()
+
+    def clear() -> None:
+        if terminal:
+            stream.write("\r\x1b[K")
+            stream.flush()
+
+    return show, clear

@@ -1,0 +1,60 @@
+"""``hangwatch list``: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import click
+
+from hangwatch import registry
+
+
+def _profiles() -> dict[str, str]:
+    return {name: profile.title for name, profile in registry.profiles().items()}
+
+
+def _collectors() -> dict[str, str]:
+    return {
+        name: f"rung {found.rung}: {found.title}"
+        for name, found in sorted(registry.collectors().items(), key=lambda item: item[1].rung)
+    }
+
+
+def _rules() -> dict[str, str]:
+    return {name: rule.title for name, rule in registry.rules().items()}
+
+
+def _renderers() -> dict[str, str]:
+    return {name: renderer.title for name, renderer in registry.renderers().items()}
+
+
+def _faults() -> dict[str, str]:
+    from hangwatch.lab.server import FAULTS
+
+    return dict(FAULTS)
+
+
+KINDS: dict[str, Callable[[], dict[str, str]]] = {
+    "profiles": _profiles,
+    "collectors": _collectors,
+    "rules": _rules,
+    "renderers": _renderers,
+    "faults": _faults,
+}
+
+
+@click.command(name="list")
+@click.argument("kind", required=False, type=click.Choice(list(KINDS)))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(kind: str | None, as_json: bool) -> None:
+    """List the engine profiles, collectors, rules, renderers and demo faults there are."""
+    found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
+    if as_json:
+        click.echo(json.dumps({"schema": "hangwatch.list/1", **found}, indent=2))
+        return
+    width = max((len(name) for names in found.values() for name in names), default=0)
+    for name, entries in found.items():
+        click.echo(name)
+        for entry, title in entries.items():
+            click.echo(f"  {entry:<{width}}  {title}")

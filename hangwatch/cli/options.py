@@ -1,0 +1,52 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def settings(function: F) -> F:
+    """Add the options that become settings of the daemon, each named like its setting."""
+    for option in reversed(_SETTINGS):
+        function = option(function)
+    return function
+
+
+_SETTINGS = (
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        help="TOML file with settings; flags and HANGWATCH_* go before it.",
+    ),
+    click.option("--output", metavar="DIR", help="Where bundles go  [default: STATE/bundles]"),
+    click.option(
+        "--state",
+        metavar="DIR",
+        help="Where the daemon keeps what it must remember  "
+        "[default: $STATE_DIRECTORY or ~/.local/state/hangwatch]",
+    ),
+    click.option("--profile", metavar="NAME", help="Engine profile  [default: lmdeploy]"),
+    click.option(
+        "--heartbeat-interval",
+        type=float,
+        metavar="S",
+        help="Seconds between two beats  [default: the profile's]",
+    ),
+    click.option(
+        "--stall-after",
+        type=float,
+        metavar="S",
+        help="Seconds of silence that are suspicious without another witness  [default: 120]",
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(["auto", "console", "json"]),
+        help="Form of hangwatch's own log on standard error  [default: auto]",
+    ),
+)

@@ -1,0 +1,63 @@
+"""``hangwatch watch``: the daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hangwatch.cli import options
+from hangwatch.errors import UsageError
+
+
+@click.command(name="watch")
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="PATTERN",
+    help="Log to follow: a path, a quoted glob, a folder, or - for standard input, which is "
+    "passed through. Repeat it for several. Without it, Ray sessions are looked for.",
+)
+@options.settings
+@click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
+def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: Any) -> None:
+    """Follow logs, endpoints and processes; capture each incident once.
+
+    Logs that do not exist yet are waited for. SIGTERM or Ctrl-C ends it; a capture that runs
+    then is finished first.
+    """
+    from hangwatch.daemon.settings import resolve
+    from hangwatch.daemon.wiring import Watch
+    from hangwatch.system.logs import LineWriter, configure
+
+    resolved = resolve({"log": logs, **flags}, file=config)
+    patterns = resolved.settings.log
+    if any(not pattern for pattern in patterns):
+        raise UsageError("--log needs a path or a pattern, not an empty string")
+    if "-" in patterns and as_json:
+        raise UsageError(
+            "--json and --log - both want standard output: follow a file, or leave out --json"
+        )
+    streams: dict[str, str] = {}
+    if "-" in patterns:
+        from hangwatch.daemon import copier
+
+        streams = copier.start()
+    writer = configure(form=resolved.settings.log_format)
+    output = LineWriter(1)
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if as_json:
+            output.write(json.dumps(event, ensure_ascii=True))
+        elif event["event"] == "bundle" and not streams:
+            output.write(event["bundle"])
+
+    try:
+        Watch(resolved, streams=streams, tell=tell).run()
+    finally:
+        output.close()
+        writer.close()

@@ -1,0 +1,135 @@
+"""The daemon's side of the prober: asks it to watch the processes that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from hangwatch.core.codec import CodecError, from_plain, to_plain
+from hangwatch.daemon.children import Hearing, Keeper, Launch, Wire, launch
+from hangwatch.daemon.roster import Roster
+from hangwatch.model.identity import InstanceKey
+from hangwatch.model.observation import (
+    ChildBack,
+    ChildSilent,
+    CountersSeen,
+    HealthSeen,
+    Observation,
+    ProcessesSeen,
+)
+from hangwatch.model.policy import Policy
+from hangwatch.model.profile import EngineProfile
+from hangwatch.model.time import Clock
+from hangwatch.system.logs import log
+from hangwatch.system.spawn import message_kind
+
+PROBER: Final = "hangwatch.daemon.prober"
+
+
+class Probes:
+    """The prober, once there is somebody to probe; one of the loop's parts."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        policy: Policy,
+        profile: EngineProfile,
+        roster: Roster,
+        start: Launch = launch,
+    ) -> None:
+        """Probe nobody yet.
+
+        Args:
+            clock: Ours.
+            policy: The limits.
+            profile: The engine.
+            roster: Knows the processes; learns addresses and kin.
+            start: Starts the prober.
+        """
+        self._clock = clock
+        self._policy = policy
+        self._profile = profile
+        self._roster = roster
+        self._watched: dict[InstanceKey, int] = {}
+        self._asked = False
+        self._keeper = Keeper(
+            PROBER,
+            "prober",
+            clock=clock,
+            silence=policy.child_silence,
+            greet=lambda: (self._order(),),
+            start=start,
+        )
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The child, for whoever measures or kills it."""
+        return () if self._keeper.pid is None else (self._keeper.pid,)
+
+    def wires(self) -> Iterable[Wire]:
+        """Return the channel of the prober."""
+        return () if self._keeper.wire is None else (self._keeper.wire,)
+
+    def hear(self) -> tuple[Observation, ...]:
+        """Return what was probed; look after the prober."""
+        known = dict(self._roster.processes())
+        if not known and not self._watched:
+            return ()
+        if known != self._watched:
+            self._watched = known
+            self._keeper.tell(self._order())
+        messages, hearing = self._keeper.hear()
+        observations: list[Observation] = []
+        for message in messages:
+            observations += self._understand(message)
+        if hearing is Hearing.LOST:
+            since = self._keeper.heard_at
+            reason = "the prober has said nothing since then"
+            watched = tuple(self._watched)
+            observations.append(ChildSilent(at=since, reason=reason, instances=watched))
+        elif hearing is Hearing.BACK:
+            now = self._clock.now()
+            observations.append(ChildBack(at=now, instances=tuple(self._watched)))
+        return tuple(observations)
+
+    def close(self) -> None:
+        """End the prober."""
+        self._keeper.close(0.2)
+
+    def _order(self) -> Mapping[str, Any]:
+        return {
+            "kind": "watch",
+            "profile": self._profile.name,
+            "interval": self._policy.heartbeat_interval or self._profile.interval,
+            "instances": [
+                {"instance": to_plain(instance), "pid": pid}
+                for instance, pid in self._watched.items()
+            ],
+        }
+
+    def _understand(self, message: Mapping[str, Any]) -> tuple[Observation, ...]:
+        try:
+            match message_kind(message):
+                case "observations":
+                    kind = tuple[HealthSeen | CountersSeen | ProcessesSeen, ...]
+                    seen: tuple[HealthSeen | CountersSeen | ProcessesSeen, ...] = from_plain(
+                        kind, message.get("items", ())
+                    )
+                    for observation in seen:
+                        if isinstance(observation, ProcessesSeen):
+                            self._roster.forget(p.pid for p in observation.processes if not p.state)
+                    return seen
+                case "found":
+                    instance: InstanceKey = from_plain(InstanceKey, message["instance"])
+                    address = str(message.get("address", ""))
+                    pids = tuple(int(pid) for pid in message.get("pids", ()))
+                    self._roster.find(instance, url=address, kin=pids)
+                    log.info(
+                        "hangwatch.server_found", instance=instance.name, url=address, pids=pids
+                    )
+                case _:
+                    pass
+        except (CodecError, KeyError, ValueError) as error:
+            log.error("hangwatch.probe_unreadable", error=str(error))
+        return ()

@@ -1,0 +1,500 @@
+"""The daemon as a whole: names the real adapters and lets the loop turn.
+
+```
+watch = Watch(resolve({"log": ["server.log"]}), tell=print)
+watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
+```
+
+``tell`` is called in the loop's thread with one mapping an event, plain enough for JSON:
+``schema``, ``event`` and ``at`` (RFC 3339) in each, and by event
+
+- ``watching``: ``logs``, ``ray`` (what is followed so far);
+- ``kin``: ``pid``, ``servers``, ``logs``, ``processes`` (answer for a pid that was named);
+- ``transition``: ``instance``, ``pid``, ``before``, ``after``, ``cause``, ``confidence``,
+  ``since``, ``because``;
+- ``incident``: ``incident``, ``verdict``, ``cause``, ``instances``, ``watched``, ``window``;
+- ``capture``: ``incident``, ``part``, ``done``, ``failed``, ``total``, ``elapsed_s``;
+- ``bundle``: ``incident``, ``bundle`` (path), ``verdict``, ``cause``, ``summary``;
+- ``capture_failed``: ``incident``, ``error``, ``hint``;
+- ``closed``: ``incident``, ``verdict``; ``stall``: ``instance``, ``since``, ``seconds``;
+- ``stopping``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from hangwatch import registry
+from hangwatch.core import advance
+from hangwatch.core.codec import CodecError, from_plain, to_plain
+from hangwatch.daemon.followers import Followers
+from hangwatch.daemon.history import History
+from hangwatch.daemon.loop import Ears, Loop
+from hangwatch.daemon.probes import Probes
+from hangwatch.daemon.responder import Responder
+from hangwatch.daemon.roster import Roster
+from hangwatch.daemon.search import Search
+from hangwatch.daemon.settings import Resolved
+from hangwatch.daemon.state import StateDirectory
+from hangwatch.errors import ConfigError, OutputError, TargetNotFoundError
+from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
+from hangwatch.model.discovery import Kin, RaySession
+from hangwatch.model.incident import Incident, Transition
+from hangwatch.model.observation import (
+    Action,
+    BeatSeen,
+    CloseIncident,
+    Observation,
+    RecordStall,
+    Report,
+    StartCapture,
+    UpdateCapture,
+)
+from hangwatch.model.profile import EngineProfile
+from hangwatch.model.time import Epoch, Instant
+from hangwatch.model.verdict import ALARMS, StopWindow
+from hangwatch.system.clock import SystemClock
+from hangwatch.system.logs import log
+from hangwatch.system.notify import Notifier
+
+SCHEMA: Final = "hangwatch.watch/1"
+
+SAVE_EVERY: Final = 10.0
+"""Seconds between two writes of what must survive us."""
+
+MAX_TOLD_BEATS: Final = 6000
+"""Beats that a capture is told of: 3 MB of a message."""
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+class Watch:
+    """One run of the daemon.
+
+    Attributes:
+        loop: The loop, once ``run`` was called.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        *,
+        pids: Sequence[int] = (),
+        streams: Mapping[str, str] | None = None,
+        tell: Tell = lambda _: None,
+        clock: SystemClock | None = None,
+    ) -> None:
+        """Check what can be checked before anything starts.
+
+        Args:
+            resolved: The settings, with their origins.
+            pids: Processes whose engines are watched besides the logs named in the settings.
+            streams: Pipes to read as logs, by name; see ``FollowRequest``.
+            tell: Called with each event, see the module; must not block.
+            clock: The time.
+
+        Raises:
+            ConfigError: There is no such profile.
+        """
+        self.loop: Loop | None = None
+        self._resolved = resolved
+        self._settings = resolved.settings
+        self._policy = self._settings.policy()
+        self._profile = profile_named(self._settings.profile)
+        self._pids = tuple(pids)
+        self._streams = dict(streams or {})
+        self._tell = tell
+        self._clock = clock or SystemClock()
+        self._stopping_since: Instant | None = None
+        self._roster = Roster()
+        self._history = History()
+        self._lost: str = ""
+        self._save_soon = False
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """The children that look outside, for whoever measures them."""
+        return (*self._followers.pids, *self._probes.pids, *self._search.pids)
+
+    def stop(self) -> None:
+        """End soon: a running capture may finish within the grace period. Any thread may call."""
+        if self._stopping_since is None:
+            self._stopping_since = self._clock.now()
+
+    def run(self) -> None:
+        """Watch until told to stop.
+
+        Raises:
+            ConfigError: The state directory cannot be used.
+            StateLockedError: Another daemon uses it.
+            OutputError: Bundles cannot be written where they should go.
+            TargetNotFoundError: A named process cannot be watched.
+        """
+        check_output(self._settings.output)
+        with ExitStack() as stack:
+            state = stack.enter_context(StateDirectory(self._settings.state))
+            notifier = Notifier.from_environment()
+            stack.callback(notifier.close)
+            self._state = state
+            self._build(state)
+            for part in self._parts:
+                stack.callback(part.close)
+            stack.enter_context(self._signals())
+            self._begin()
+            notifier.ready()
+            self._turn(notifier)
+            notifier.stopping()
+            self._save()
+        if self._lost:
+            raise TargetNotFoundError(self._lost)
+
+    # Building
+
+    def _build(self, state: StateDirectory) -> None:
+        common: dict[str, Any] = {
+            "clock": self._clock,
+            "policy": self._policy,
+            "profile": self._profile,
+        }
+        self._followers = Followers(
+            **common, offsets=state.load("offsets"), zone=lambda: self._clock.wall().tzinfo
+        )
+        self._probes = Probes(**common, roster=self._roster)
+        self._search = Search(**common, roster=self._roster, found=self._take_in)
+        self._responder = Responder(clock=self._clock, request=self._request, tell=self._captured)
+        self._parts: tuple[Any, ...] = (
+            self._followers,
+            self._probes,
+            self._search,
+            self._responder,
+        )
+        self._ears = Ears(self._parts)
+        epoch = self._clock.epoch()
+        self.loop = Loop(
+            advance.begin(
+                self._policy,
+                {self._profile.name: self._profile},
+                epoch,
+                self._clock.now(),
+                memory=recall(state, epoch),
+            ),
+            clock=self._clock,
+            policy=self._policy,
+            senses=self,
+            act=self._act,
+            settled=self._settled,
+        )
+
+    def _begin(self) -> None:
+        self._saved_at = self._told_alive_at = self._clock.now()
+        patterns = tuple(p for p in self._settings.log if p != "-")
+        self._followers.follow(patterns, self._streams)
+        for pid in self._pids:
+            self._search.kin(pid)
+        if not patterns and not self._pids and not self._streams:
+            self._search.sessions()
+        log.info(
+            "hangwatch.watching",
+            logs=patterns or ("Ray sessions" if not self._pids else ()),
+            output=str(self._settings.output),
+            settings={k: self._resolved.origins[k] for k in self._resolved.changed_from_default},
+        )
+        self._say("watching", logs=patterns, ray=not patterns and not self._pids)
+
+    # Turning
+
+    def listen(self, timeout: float) -> tuple[Observation, ...]:
+        """Return what the children saw; called by the loop."""
+        observations = self._ears.listen(timeout)
+        self._history.note(observations)
+        for seen in observations:
+            if isinstance(seen, BeatSeen):
+                self._roster.see(seen.beat, fresh=seen.fresh)
+        return observations
+
+    def _turn(self, notifier: Notifier) -> None:
+        assert self.loop is not None
+        alive_every = (notifier.watchdog_interval or 60.0) / 3
+        while not self._ended():
+            self.loop.turn()
+            now = self._clock.now()
+            if now - self._told_alive_at >= alive_every:
+                self._told_alive_at = now
+                notifier.alive()
+                notifier.status(f"watching {len(self._followers.sources)} logs")
+            if self._save_soon or now - self._saved_at >= SAVE_EVERY:
+                self._save()
+
+    def _ended(self) -> bool:
+        if self._lost:
+            return True
+        if self._stopping_since is None:
+            return False
+        if self._clock.now() - self._stopping_since > self._settings.grace:
+            return True
+        if not self._responder.stopping:
+            log.info("hangwatch.stopping", capture_running=self._responder.busy)
+            self._say("stopping")
+            self._responder.stop()
+        return not self._responder.busy
+
+    def _settled(self, state: advance.State) -> None:
+        incidents = {incident.id: incident.verdict.word for incident in state.incidents}
+        self._responder.answer(incidents)
+
+    def _save(self) -> None:
+        assert self.loop is not None
+        self._saved_at, self._save_soon = self._clock.now(), False
+        memory = advance.remember(self.loop.state)
+        try:
+            self._state.save("offsets", self._followers.offsets)
+            self._state.save(
+                "memory",
+                {"epoch": to_plain(self._clock.epoch()), "memory": to_plain(memory)},
+            )
+        except OSError as error:
+            log.error("hangwatch.state_not_saved", error=str(error))
+
+    # Acting
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Report(transition=transition):
+                self._history.turn(transition)
+                self._report(transition)
+            case StartCapture(incident=incident):
+                self._announce(incident)
+                self._responder.begin(incident)
+                self._save_soon = True
+            case UpdateCapture(incident=incident):
+                self._responder.update(incident)
+            case CloseIncident(incident=incident):
+                log.info(
+                    "hangwatch.incident_closed",
+                    incident=incident.id,
+                    verdict=incident.verdict.word,
+                )
+                self._say("closed", incident=incident.id, verdict=incident.verdict.word)
+            case RecordStall(instance=instance, since=since, seconds=seconds):
+                log.info("hangwatch.stall_ended", instance=instance.name, seconds=seconds)
+                self._say("stall", instance=instance.name, since=self._wall(since), seconds=seconds)
+
+    def _report(self, transition: Transition) -> None:
+        after = transition.after
+        before = transition.before.word if transition.before is not None else None
+        facts = {
+            "instance": transition.instance.name,
+            "pid": self._roster.pid_of(transition.instance) or transition.instance.pid,
+            "before": before,
+            "after": after.word,
+            "cause": after.cause,
+            "confidence": after.confidence.value,
+            "since": self._wall(after.since),
+            "because": list(after.because),
+        }
+        write = log.warning if isinstance(after, ALARMS) else log.info
+        write("hangwatch.verdict_changed", **facts)
+        self._say("transition", **facts)
+
+    def _announce(self, incident: Incident) -> None:
+        facts = {
+            "incident": incident.id,
+            "verdict": incident.verdict.word,
+            "cause": incident.verdict.cause,
+            "instances": [member.instance.name for member in incident.members],
+            "watched": incident.watched,
+            "window": self._window(incident.window),
+        }
+        log.warning("hangwatch.incident_began", **facts)
+        self._say("incident", **facts)
+
+    def _captured(self, kind: str, incident: str, facts: Mapping[str, Any]) -> None:
+        match kind:
+            case "progress":
+                progress = facts.get("progress", facts)
+                self._say(
+                    "capture",
+                    incident=incident,
+                    part=progress.get("part", ""),
+                    done=progress.get("done", 0),
+                    failed=progress.get("failed", 0),
+                    total=progress.get("total", 0),
+                    elapsed_s=progress.get("elapsed", 0.0),
+                )
+            case "started":
+                log.info("hangwatch.capture_started", incident=incident, **facts)
+            case "bundle":
+                told = {
+                    "incident": incident,
+                    "bundle": facts["path"],
+                    "verdict": facts.get("verdict", ""),
+                    "cause": facts.get("cause", ""),
+                }
+                log.warning("hangwatch.bundle_written", **told)
+                self._save_soon = True
+                try:
+                    self._state.add_bundle({**told, "at": self._wall(self._clock.now())})
+                except OSError as error:
+                    log.error("hangwatch.state_not_saved", error=str(error))
+                self._say("bundle", **told, summary=facts.get("summary", {}))
+            case _:
+                told = {"error": facts.get("error", ""), "hint": facts.get("hint", "")}
+                log.error("hangwatch.capture_failed", incident=incident, **told)
+                self._say("capture_failed", incident=incident, **told)
+
+    def _request(self, incident: Incident) -> CaptureRequest:
+        members = tuple(member.instance for member in incident.members)
+        others = tuple(k for k in self._roster.processes() if k not in members)
+        return CaptureRequest(
+            id=incident.id,
+            kind=CaptureKind.INCIDENT,
+            output=str(self._settings.output),
+            profile=self._profile.name,
+            policy=self._policy,
+            epoch=self._clock.epoch(),
+            incident=incident,
+            verdict=incident.verdict.word,
+            instances=tuple(
+                CapturedInstance(
+                    instance=key,
+                    pid=self._roster.pid_of(key),
+                    stopped=key in members,
+                    url=self._roster.url_of(key),
+                )
+                for key in (*members, *others)
+            ),
+            seeds=tuple(dict.fromkeys((*self._roster.kin_of(members), *self._pids))),
+            logs=self._followers.sources,
+            beats=self._history.beats[-MAX_TOLD_BEATS:],
+            transitions=self._history.transitions,
+            settings=self._resolved.as_rows(),
+            state=str(self._settings.state),
+        )
+
+    # Finding
+
+    def _take_in(self, found: RaySession | Kin) -> None:
+        match found:
+            case RaySession():
+                log.info(
+                    "hangwatch.ray_session_found",
+                    folder=found.folder,
+                    raylet=found.raylet,
+                    reachable=found.reachable,
+                )
+                self._followers.follow(found.logs)
+                self._say("watching", logs=found.logs, ray=True)
+            case Kin(problem=problem) if problem:
+                self._lost = problem
+            case Kin():
+                for server in found.servers:
+                    self._roster.attach(server)
+                for owner in found.logs:
+                    if owner.pid is not None:
+                        self._followers.writers[owner.log] = owner.pid
+                logs = tuple(owner.log for owner in found.logs)
+                self._followers.follow(logs)
+                if not logs:
+                    log.warning("hangwatch.no_log_found", pid=found.pid)
+                self._say(
+                    "kin",
+                    pid=found.pid,
+                    servers=found.servers,
+                    logs=logs,
+                    processes=[
+                        {
+                            "pid": target.process.pid,
+                            "role": target.role.value,
+                            "comm": target.comm,
+                            "why": target.why,
+                            "addresses": [listener.url for listener in target.listeners],
+                        }
+                        for target in found.targets
+                    ],
+                )
+
+    # Small things
+
+    def _wall(self, instant: Instant) -> str:
+        return self._clock.epoch().wall_of(instant).isoformat(timespec="milliseconds")
+
+    def _window(self, window: StopWindow | None) -> list[str] | None:
+        if window is None:
+            return None
+        return [self._wall(window.earliest), self._wall(window.latest)]
+
+    def _say(self, event: str, **facts: Any) -> None:
+        at = self._clock.wall().isoformat(timespec="milliseconds")
+        self._tell({"schema": SCHEMA, "event": event, "at": at, **facts})
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Let signals stop us, where we are the main thread; leave ignored ones ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: dict[signal.Signals, Any] = {}
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        if self._stopping_since is not None and number == signal.SIGINT:
+            # The second Ctrl-C means: at once.
+            self._stopping_since = Instant(float("-inf"))
+        self.stop()
+
+
+def recall(state: StateDirectory, epoch: Epoch) -> advance.Memory | None:
+    """Return what an earlier daemon of this boot remembered, or ``None``."""
+    saved = state.load("memory")
+    try:
+        then: Epoch = from_plain(Epoch, saved.get("epoch"))
+        memory: advance.Memory = from_plain(advance.Memory, saved.get("memory"))
+    except CodecError:
+        return None
+    # Instants of another boot mean nothing here.
+    return memory if then.boot_id == epoch.boot_id else None
+
+
+def profile_named(name: str) -> EngineProfile:
+    """Return the profile *name*.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    profiles = registry.profiles()
+    if name not in profiles:
+        raise ConfigError(f"there is no profile {name!r}: choose one of {', '.join(profiles)}")
+    return profiles[name]
+
+
+def check_output(folder: Path) -> None:
+    """Make sure that bundles can be written to *folder*, which is made if need be.
+
+    Raises:
+        OutputError: They cannot.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder, prefix=".hangwatch-") as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        raise OutputError(
+            f"cannot write bundles to {folder}: {error.strerror}; "
+            "make room or give another folder with --output"
+        ) from error
