@@ -183,6 +183,10 @@ class Scanner:
         self._offset, self._tail, self._head, self._skipping = offset, b"", None, False
         self._joining.clear()
 
+    def skip_line(self) -> None:
+        """Skip to the next end of a line or part: reading began somewhere in a line."""
+        self._skipping = True
+
     def continue_in_next_file(self) -> None:
         """Go on at byte 0 of the file that follows this one; the unfinished line goes on there."""
         self._offset = 0
