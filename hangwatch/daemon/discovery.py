@@ -18,7 +18,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -44,9 +44,6 @@ _WORKER_LOG: Final = re.compile(r"/worker-[^/]+\.out(?: \(deleted\))?$")
 _SESSION: Final = re.compile(r"--session[-_]dir[= ](\S+)")
 _LOGS: Final = re.compile(r"--log[-_]dir[= ](\S+)")
 _RAYLET_LOG: Final = re.compile(r"^(/.+)/logs/raylet\.(?:out|err)$")
-
-_PRINTERS: Final = (Role.API_SERVER, Role.ENGINE, Role.RAY_WORKER, Role.OTHER)
-"""Whose output may hold heartbeats, most likely first."""
 
 # Logs of Ray's own C++ core: large, and no engine prints there.
 _NOT_OUTPUT: Final = re.compile(r"/(?:python-core-|events/|raylet\.|gcs_server\.|runtime_env)")
@@ -132,7 +129,7 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
     targets = kinship.related(rows, seeds=(pid,), profile=profile)
     by_pid = {row.pid: row for row in rows}
     servers = tuple(target.process.pid for target in targets if target.role is Role.API_SERVER)
-    printers = servers or (pid,)
+    printers = servers or (_above(pid, targets, by_pid),)
     logs: dict[str, int | None] = {}
     for server in printers:
         for path in _output_of(by_pid[server], rows) if server in by_pid else ():
@@ -144,6 +141,17 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
         servers=printers,
         logs=tuple(LogOwner(log=path, pid=server) for path, server in logs.items()),
     )
+
+
+def _above(pid: int, targets: Sequence[Target], rows: Mapping[int, ProcessRow]) -> int:
+    """Return the server above *pid*, where no title says who it is: an engine's parent."""
+    roles = {target.process.pid: target.role for target in targets}
+    while roles.get(pid) in (Role.ENGINE, Role.ENGINE_WORKER):
+        parent = rows.get(rows[pid].ppid)
+        if parent is None or parent.pid == 1 or parent.comm == "raylet":
+            break
+        pid = parent.pid
+    return pid
 
 
 def _output_of(row: ProcessRow, rows: Sequence[ProcessRow]) -> Iterator[str]:
@@ -176,18 +184,11 @@ def owners(logs: Iterable[str], profile: EngineProfile) -> tuple[LogOwner, ...]:
 def _owner(log: str, rows: Sequence[ProcessRow], profile: EngineProfile) -> int | None:
     real = os.path.realpath(log)
     targets = kinship.related(rows, seeds=(), profile=profile, logs=(real,))
-    writers = [target for target in targets if target.why.startswith("writes")]
-    related = [target for target in targets if _tied(target, writers)]
-    for role in _PRINTERS:
-        for target in sorted((*writers, *related), key=lambda item: item.process.pid):
-            if target.role is role:
-                return target.process.pid
-    return None
-
-
-def _tied(target: Target, writers: Sequence[Target]) -> bool:
-    """Say whether *target* is the parent of a writer: workers inherit the server's output."""
-    return any(target.process.pid == writer.ppid for writer in writers)
+    writers = {t.process.pid: t for t in targets if t.why.startswith("writes")}
+    # Engines and workers inherit the output of the server that started them.
+    first = [target for target in writers.values() if target.ppid not in writers]
+    servers = [target for target in writers.values() if target.role is Role.API_SERVER]
+    return min((target.process.pid for target in servers or first), default=None)
 
 
 def body(channel: Channel) -> None:
