@@ -729,8 +729,8 @@ def _path_lives(vitals: Vitals, known: Facts) -> list[str]:
         proof_at = last.at + GRACE * known.interval
         if vitals.siblings_at is not None and vitals.siblings_at >= proof_at:
             found.append("other engines still print on the same log, so its path lives")
-        # Our own requests show up in an access log, and are no growth of the engine's.
-        elif vitals.health is None and vitals.counters is None:
+        else:
+            # A driver prints lines of its own; they prove nothing of the way from its workers.
             found += [
                 f"{source.name} still grows, so its path lives"
                 for source in vitals.sources

@@ -1,0 +1,248 @@
+"""Runs the detector over old logs in virtual time.
+
+The same ``advance`` as in the daemon, stepped by events: at every instant at which a line arrived,
+and at every instant at which a verdict was due to change. Hours of silence cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import merge
+from typing import Final
+
+from hangwatch.core import grouping, judge, parsing
+from hangwatch.core.advance import State, advance, begin, due, overall, view
+from hangwatch.model.dossier import Citation, InstanceRecord
+from hangwatch.model.heartbeat import Heartbeat, Line
+from hangwatch.model.identity import InstanceKey
+from hangwatch.model.incident import Incident, Transition
+from hangwatch.model.observation import (
+    Action,
+    BeatSeen,
+    CloseIncident,
+    CountersSeen,
+    HealthSeen,
+    Observation,
+    ProcessesSeen,
+    RecordStall,
+    Report,
+    SourceFound,
+    StacksSeen,
+    StartCapture,
+    UpdateCapture,
+)
+from hangwatch.model.policy import Policy
+from hangwatch.model.profile import EngineProfile
+from hangwatch.model.replay import LogMaterial, ReplayResult
+from hangwatch.model.time import Instant
+from hangwatch.model.verdict import Gone, Ok, Verdict
+
+KEPT_BEATS: Final = 360
+"""Beats of an instance that a record keeps: an hour of LMDeploy."""
+
+_REASONS: Final = ("clock", "rotation", "format")
+"""Oddities that a naive reader would have taken for a stall, most telling first."""
+
+
+@dataclass(slots=True)
+class _Log:
+    """What happened so far."""
+
+    transitions: list[Transition] = field(default_factory=list)
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    stalls: list[RecordStall] = field(default_factory=list)
+    beats: dict[InstanceKey, deque[Heartbeat]] = field(default_factory=dict)
+    cited: dict[InstanceKey, Citation] = field(default_factory=dict)
+    heartbeats: int = 0
+
+    def note(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Report(transition=transition):
+                    self.transitions.append(transition)
+                case RecordStall():
+                    self.stalls.append(action)
+                case (
+                    StartCapture(incident=i) | UpdateCapture(incident=i) | CloseIncident(incident=i)
+                ):
+                    self.incidents[i.id] = i
+
+
+def replay(
+    material: LogMaterial,
+    *,
+    profiles: Mapping[str, EngineProfile],
+    policy: Policy,
+    until: Instant,
+    snapshots: Sequence[Observation] = (),
+) -> ReplayResult:
+    """Return what the detector would have said of *material*.
+
+    Args:
+        material: Logs in virtual time.
+        profiles: Engines to look for, by name.
+        policy: The limits.
+        until: When the evaluation ends; lines after it do not count.
+        snapshots: What endpoints and process tables said; they count at *until* only.
+    """
+    log = _Log()
+    state = begin(policy, profiles, material.epoch, Instant(0.0))
+    for at, batch in _batches(material, tuple(profiles.values()), until, log):
+        state = _run_to(state, at, log)
+        state, actions = advance(state, batch, at)
+        log.note(actions)
+    state = _run_to(state, until, log)
+    state, actions = advance(state, _about(state, snapshots), until)
+    log.note(actions)
+    for incident in state.incidents:
+        log.incidents[incident.id] = incident
+    records = tuple(
+        sorted(
+            (_record(state, key, log) for key in state.instances if _is_real(state, key)),
+            key=lambda record: (
+                not grouping.is_alarm(record.verdict),
+                record.window.earliest if record.window else float("inf"),
+                record.instance.name,
+            ),
+        )
+    )
+    verdict = _explained(overall(state, until), material, log)
+    return ReplayResult(
+        heartbeats=log.heartbeats,
+        instances=records,
+        transitions=tuple(log.transitions),
+        incidents=tuple(sorted(log.incidents.values(), key=lambda i: (i.detected_at, i.id))),
+        verdict=verdict,
+        window=grouping.union(r.window for r in records if grouping.is_alarm(r.verdict)),
+        stalls=tuple(log.stalls),
+        until=until,
+        epoch=material.epoch,
+        policy=policy,
+        notes=material.notes,
+        next_change=due(state),
+        problems=material.problems,
+    )
+
+
+def continued(
+    material: LogMaterial,
+    *,
+    profiles: Mapping[str, EngineProfile],
+    policy: Policy,
+    until: Instant,
+) -> tuple[Transition, ...]:
+    """Return which alarms a silence that goes on after *until* would raise, and when."""
+    last = Instant(until + 2 * policy.stall_after)
+    result = replay(material, profiles=profiles, policy=policy, until=last)
+    return tuple(t for t in result.transitions if t.at > until and grouping.is_alarm(t.after))
+
+
+def _run_to(state: State, at: Instant, log: _Log) -> State:
+    """Judge whatever falls due before *at*."""
+    while (moment := due(state)) is not None and moment < at:
+        state, actions = advance(state, (), moment)
+        log.note(actions)
+    return state
+
+
+def _batches(
+    material: LogMaterial, profiles: Sequence[EngineProfile], until: Instant, log: _Log
+) -> Iterator[tuple[Instant, list[Observation]]]:
+    """Yield what was seen, instant by instant."""
+    pids = {o.source: o.pid for o in material.observations if isinstance(o, SourceFound)}
+    before: Instant | None = None
+    batch: list[Observation] = []
+    logs = ((o.at, 0, o) for o in material.observations if not isinstance(o, _SNAPSHOTS))  # type: ignore[union-attr]
+    lines = ((line.at, 1, line) for line in material.lines)
+    for at, _, event in merge(logs, lines, key=lambda entry: entry[:2]):
+        if at > until:
+            break
+        if before is not None and at > before:
+            yield before, batch
+            batch = []
+        before = at
+        if isinstance(event, Line):
+            batch += _read(event, profiles, pids.get(event.source), material, log)
+        else:
+            batch.append(event)
+    if before is not None:
+        yield before, batch
+
+
+_SNAPSHOTS: Final = (HealthSeen, CountersSeen, ProcessesSeen, StacksSeen)
+
+
+def _read(
+    line: Line,
+    profiles: Sequence[EngineProfile],
+    pid: int | None,
+    material: LogMaterial,
+    log: _Log,
+) -> tuple[Observation, ...]:
+    for profile in profiles:
+        found = parsing.parse(line, profile, pid=pid, zone=material.epoch.wall.tzinfo)
+        for item in found:
+            if isinstance(item, BeatSeen):
+                key = item.beat.instance
+                log.heartbeats += 1
+                log.beats.setdefault(key, deque(maxlen=KEPT_BEATS)).append(item.beat)
+                log.cited[key] = Citation(
+                    path=line.source,
+                    line=line.number,
+                    text=line.text[:200].decode("utf-8", "replace"),
+                )
+        if found:
+            return found
+    return ()
+
+
+def _about(state: State, snapshots: Sequence[Observation]) -> tuple[Observation, ...]:
+    """Give snapshots that name no instance to the only one there is."""
+    known = list(state.instances)
+    if len(known) != 1:
+        return tuple(snapshots)
+    return tuple(
+        replace(seen, instance=known[0])
+        if isinstance(seen, _SNAPSHOTS)
+        and seen.instance not in state.instances
+        and (seen.instance.pid is None or known[0].pid is None)
+        else seen
+        for seen in snapshots
+    )
+
+
+def _is_real(state: State, key: InstanceKey) -> bool:
+    """Leave out what was introduced by a line and never beat, unless something is wrong with it."""
+    tracked = state.instances[key]
+    outside = (tracked.vitals.health, tracked.vitals.counters, tracked.vitals.processes)
+    return tracked.vitals.last is not None or any(outside) or grouping.is_alarm(tracked.verdict)
+
+
+def _record(state: State, key: InstanceKey, log: _Log) -> InstanceRecord:
+    vitals = view(state, key)
+    verdict = state.instances[key].verdict
+    assert verdict is not None
+    return InstanceRecord(
+        instance=key,
+        verdict=verdict,
+        last_beat=vitals.last,
+        window=judge.stop_window(vitals, state.policy) if grouping.is_alarm(verdict) else None,
+        beats=tuple(log.beats.get(key, ())),
+        citation=log.cited.get(key),
+    )
+
+
+def _explained(verdict: Verdict, material: LogMaterial, log: _Log) -> Verdict:
+    """Say of a good end what might have looked like a stall on the way."""
+    if not isinstance(verdict, Ok) or verdict.cause != "not-a-hang:busy":
+        return verdict
+    reason = next((reason for reason in _REASONS if reason in material.oddities), "")
+    if any(isinstance(t.after, Gone) for t in log.transitions):
+        reason = "rotation"
+    if log.stalls:
+        reason = "transient-stall"
+    if any(t.after.cause == "not-a-hang:paused" for t in log.transitions):
+        reason = "paused"
+    return replace(verdict, cause=f"not-a-hang:{reason}") if reason else verdict
