@@ -12,11 +12,12 @@ microsecond a file, so that it can be called many times a second.
 *A source is a name, a file is an inode.* The file is kept open, so its inode cannot be reused
 while we follow it. When a name leads to another inode, the old file is read to its end before the
 new one is touched, and goes on being read for ``LINGER`` seconds, because a writer may take its
-time to reopen; while the new file is empty the writer has not come over, and the old one stays the
-source. An inode that is already followed under one name is not followed under a second one; a
-file named like a rotation of a source (``log.1``, ``log-20260101``) is not a source of its own
-beside it, unless it is spelled out: what lies in it has been read, and a copy of it would look
-like news. What was read from a file and then left is remembered as long as it can be seen.
+time to reopen; while the new file is empty the writer has not come over, and the old one is kept.
+The unfinished line at the end of the old file goes on at the beginning of the new one. An inode
+that is followed under one name is not followed under a second one; a file named like a rotation of
+a source (``log.1``, ``log-20260101``) is not a source of its own beside it, unless it is spelled
+out: what lies in it has been read, and a copy of it would look like news. What was read from a file
+that was then left is remembered as long as the file can be seen.
 
 *A log is only ever appended to, or it is another log.* Each read begins ``ANCHOR`` bytes before
 our place and expects to find there what was there before. If it does not, the file was truncated,
@@ -101,7 +102,9 @@ BUDGET: Final = 4 << 20
 
 BACKLOG: Final = 256 << 10
 MAX_BACKLOG: Final = 8 << 20
-ANCHOR: Final = 64
+ANCHOR: Final = 256
+"""Bytes: a whole heartbeat, stamp and all, so that two logs of like lines differ in it."""
+
 LINGER: Final = 10.0
 VACANT_LIMIT: Final = 600.0
 
@@ -112,6 +115,8 @@ to a new opener only, and an overlay's lower file never grows once it was copied
 FIRST_LINE: Final = 1024
 HEADER: Final = 4096
 MAX_PAUSE: Final = 30.0
+MAX_OLD: Final = 16
+"""Files behind one name that are open at once, for a rotator that runs without a writer."""
 
 CLOCK_SLACK: Final = 2.0
 """Seconds: a file's times have the grain of a kernel tick, a file server's clock is not ours."""
@@ -144,6 +149,7 @@ class _File:
     quiet_since: float
     anchor: bytes = b""
     boundary: int = 0  # what lies before it is not fresh
+    before: _File | None = None  # its predecessor, until its first byte
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -171,7 +177,7 @@ class _Source:
     @property
     def files(self) -> list[_File]:
         """Every open file, the oldest first."""
-        return self.old if self.file is None else [*self.old, self.file]
+        return [*self.old, *([] if self.file is None else [self.file])]
 
 
 @dataclass(slots=True)
@@ -360,7 +366,7 @@ class Tailer:
         elif source.file is not None and (back := _of_key(source.old, key)) is not None:
             source.old.remove(back)
             source.old.append(source.file)
-            source.file = back
+            source.file, back.before = back, None
         elif not stat.S_ISREG(entry.status.st_mode) and source.file is None:
             pass
         elif self._is_followed(key) or not stat.S_ISREG(entry.status.st_mode):
@@ -426,8 +432,11 @@ class Tailer:
 
     def _leave_quiet(self, source: _Source, now: Instant) -> None:
         """Close what has been left behind and says nothing any more."""
-        for file in list(source.old):
-            if now - file.quiet_since > LINGER:
+        files = source.files
+        for i, file in enumerate(list(source.old)):
+            followed = any(later.scanner.offset > 0 for later in files[i + 1 :])
+            limit = LINGER if followed else VACANT_LIMIT
+            if now - file.quiet_since > limit or len(source.old) > MAX_OLD:
                 source.old.remove(file)
                 self._leave(source, file, now)
         file_now = source.file
@@ -526,38 +535,41 @@ class Tailer:
             self._recover(source, now)
 
     def _succeed(self, source: _Source, old: _File, entry: Found, now: Instant) -> None:
-        """Another inode has the name: go over to it when the writer has."""
-        deleted = _is_deleted(old.fd)
-        if entry.status.st_size == 0 and not (deleted and now - old.quiet_since > VACANT_LIMIT):
-            return
+        """Another inode has the name: read it once the writer has come over to it."""
         try:
             new = self._new_file(entry, now)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 self._fail(source, error, now)
             return
-        if self._read(source, old):
-            new.close()  # the old one is not at its end; the new one can wait for the next look
-            return
+        new.scanner = Scanner(self._needles(source))
+        new.before = None if self._resume_left(new) else old
+        source.old.append(old)
         source.file, source.vacant = new, False
-        new.scanner = old.scanner
-        if _is_copy(new, old):
-            new.anchor = old.anchor
-            old.close()
-        else:
-            old.scanner = Scanner(self._needles(source), offset=old.scanner.offset)
-            if deleted or _is_still_there(old):
-                self._tell(source, new.scanner.finish(), now)
-                new.scanner.reset(0)
-            else:
-                new.scanner.continue_in_next_file()
-            self._resume_left(new)
-            old.quiet_since = now
-            source.old.append(old)
         if source.unreadable:
             self._recover(source, now)
         if source.retired:
             self._tell_found(source, now)
+
+    def _take_over(self, source: _Source, new: _File, old: _File, now: Instant) -> bool:
+        """Go over to *new*, which has its first bytes; say whether *old* was at its end."""
+        if self._read(source, old):
+            return False
+        new.before = None
+        if _is_copy(new, old):
+            new.scanner, new.anchor = old.scanner, old.anchor
+            source.old.remove(old)
+            old.close()
+            return True
+        new.scanner, old.scanner = old.scanner, new.scanner
+        old.scanner.reset(new.scanner.offset)
+        if _is_deleted(old.fd) or _is_still_there(old):
+            self._tell(source, new.scanner.finish(), now)
+            new.scanner.reset(0)
+        else:
+            new.scanner.continue_in_next_file()
+        old.quiet_since = now
+        return True
 
     # Reading.
 
@@ -574,8 +586,19 @@ class Tailer:
                 file.close()
                 self._fail(source, error, now)
                 return False
+            if block is None:
+                if file is source.file:
+                    _restart(file)
+                    continue
+                source.old.remove(file)  # what a rotator copies over an old log is no news
+                file.close()
+                return False
             if not block:
                 break
+            if file.before is not None:
+                if not self._take_over(source, file, file.before, now):
+                    break
+                continue
             fresh = file.scanner.offset >= file.boundary
             count += len(block)
             file.anchor = (file.anchor + block[-ANCHOR:])[-ANCHOR:]
@@ -691,8 +714,8 @@ class Tailer:
         self._events.append(SourceReadable(source=source.name, at=now))
 
 
-def _next_block(file: _File) -> bytes:
-    """Return the next bytes, ``b""`` at the end; go to the beginning of what replaced the log.
+def _next_block(file: _File) -> bytes | None:
+    """Return the next bytes, ``b""`` at the end, ``None`` if this is not the log that we knew.
 
     Raises:
         OSError: The file cannot be read now.
@@ -700,18 +723,22 @@ def _next_block(file: _File) -> bytes:
     offset, anchor = file.scanner.offset, file.anchor
     size = BLOCK if offset >= file.boundary else min(BLOCK, file.boundary - offset)
     block = os.pread(file.fd, size + len(anchor), offset - len(anchor))
-    replaced = not block.startswith(anchor)
-    if replaced or (not block and offset > 0 and os.fstat(file.fd).st_size < offset):
-        _go_to_data(file, 0)
-        file.boundary = 0
-        block = os.pread(file.fd, BLOCK, file.scanner.offset)
-    else:
-        block = block[len(anchor) :]
+    if not block.startswith(anchor):
+        return None
+    block = block[len(anchor) :]
+    if not block and not anchor and os.fstat(file.fd).st_size < offset:
+        return None
     if block.startswith(b"\x00") and not block.strip(b"\x00"):
         # Nothing but a hole: on to where it ends, instead of reading gigabytes of it.
-        _go_to_data(file, file.scanner.offset)
-        block = os.pread(file.fd, BLOCK, file.scanner.offset)
+        _go_to_data(file, offset)
+        block = os.pread(file.fd, len(block), file.scanner.offset)
     return block
+
+
+def _restart(file: _File) -> None:
+    """Go to the beginning of what replaced the log."""
+    _go_to_data(file, 0)
+    file.boundary = 0
 
 
 def _go_to_data(file: _File, offset: int) -> None:
@@ -761,8 +788,13 @@ def _is_still_there(file: _File) -> bool:
 
 def _is_copy(new: _File, old: _File) -> bool:
     """Whether *new* holds the same log as *old* up to our place."""
+    offset = old.scanner.offset
+    size = min(offset, HEADER)
     try:
-        return bool(old.anchor) and _has_anchor(new.fd, old.scanner.offset, old.anchor)
+        return offset > 0 and all(
+            os.pread(new.fd, size, start) == os.pread(old.fd, size, start)
+            for start in (0, offset - size)
+        )
     except OSError:
         return False
 
