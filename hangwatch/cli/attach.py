@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hangwatch.cli import options
+from hangwatch.cli.watch import missing
 from hangwatch.errors import TargetNotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _watch(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     settings = resolved.settings
     own = settings.model_copy(update={"state": settings.state / f"attach-{kin.pid}"})
     writer = configure(form=settings.log_format)
-    output = LineWriter(1)
+    output = LineWriter(1, confess=missing) if as_json else LineWriter(1)
 
     def tell(event: Mapping[str, Any]) -> None:
         if as_json:
@@ -185,7 +186,7 @@ def plan_as_json(plan: CapturePlan) -> dict[str, Any]:
 
 
 def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
-    from hangwatch.capture import bundle, run
+    from hangwatch.capture.conductor import capture_and_bundle
     from hangwatch.daemon.wiring import check_output
     from hangwatch.model.verdict import ALARMS
     from hangwatch.system.clock import SystemClock
@@ -194,9 +195,10 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     check_output(resolved.settings.output)
     request = _request(resolved, kin)
     progress, done = _progress()
-    outcome = run.run(request, clock=clock, progress=progress)
-    done()
-    written = bundle.write(outcome, request, clock=clock)
+    try:
+        outcome, written = capture_and_bundle(request, clock=clock, progress=progress)
+    finally:
+        done()
     elapsed = clock.now() - outcome.started_at
     if as_json:
         click.echo(

@@ -48,7 +48,7 @@ def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: 
 
         streams = copier.start()
     writer = configure(form=resolved.settings.log_format)
-    output = LineWriter(1)
+    output = LineWriter(1, confess=missing) if as_json else LineWriter(1)
 
     def tell(event: Mapping[str, Any]) -> None:
         if as_json:
@@ -61,3 +61,8 @@ def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: 
     finally:
         output.close()
         writer.close()
+
+
+def missing(lines: int) -> str:
+    """Return the event that says how many could not be printed: nobody read them in time."""
+    return json.dumps({"schema": "hangwatch.watch/1", "event": "missing", "events": lines})

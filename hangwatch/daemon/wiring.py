@@ -318,15 +318,14 @@ class Watch:
     def _captured(self, kind: str, incident: str, facts: Mapping[str, Any]) -> None:
         match kind:
             case "progress":
-                progress = facts.get("progress", facts)
                 self._say(
                     "capture",
                     incident=incident,
-                    part=progress.get("part", ""),
-                    done=progress.get("done", 0),
-                    failed=progress.get("failed", 0),
-                    total=progress.get("total", 0),
-                    elapsed_s=progress.get("elapsed", 0.0),
+                    part=facts.get("part", ""),
+                    done=facts.get("done", 0),
+                    failed=facts.get("failed", 0),
+                    total=facts.get("total", 0),
+                    elapsed_s=facts.get("elapsed", 0.0),
                 )
             case "started":
                 log.info("hangwatch.capture_started", incident=incident, **facts)

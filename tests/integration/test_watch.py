@@ -1,0 +1,198 @@
+"""``hangwatch watch`` on servers that really hang."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tarfile
+from pathlib import Path
+
+import pytest
+from running import Hangwatch, kill, runs, wait_for
+
+from hangwatch.lab.launch import Fleet, Server
+
+pytestmark = pytest.mark.slow
+
+QUICK = ("--heartbeat-interval", "1", "--stall-after", "6", "--json", "--log-format", "json")
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    with Fleet(tmp_path / "ray", "--fault", "blocked-call", servers=2) as running:
+        running.wait_ready()
+        yield running
+
+
+ALARMED = {"suspected_hang", "hung", "blocked", "dead"}
+
+
+def watch(tmp_path: Path, logs: str | None, *more: str) -> Hangwatch:
+    arguments = ["watch", *QUICK, "--output", str(tmp_path / "out"), "--state"]
+    arguments += [str(tmp_path / "state"), *(("--log", logs) if logs else ()), *more]
+    return Hangwatch(*arguments)
+
+
+def beating(daemon: Hangwatch, fleet: Fleet) -> None:
+    """Return when every server was seen to work."""
+    for server in fleet.servers:
+        daemon.wait("transition", pid=server["pid"], after="ok")
+
+
+def bundles(tmp_path: Path) -> list[Path]:
+    """Return what looks like a bundle."""
+    return sorted((tmp_path / "out").glob("*.tar.gz"))
+
+
+def names(bundle: Path) -> set[str]:
+    with tarfile.open(bundle) as tar:
+        return set(tar.getnames())
+
+
+def test_servers_that_hang_together_are_one_incident_with_one_whole_bundle(tmp_path, fleet):
+    with watch(tmp_path, fleet.logs) as daemon:
+        beating(daemon, fleet)
+        fleet.start_fault()
+        truth = fleet.truth()
+        bundle = daemon.wait("bundle")
+        code = daemon.end()
+
+    assert 0 == code
+    assert [bundle["bundle"]] == [str(path) for path in bundles(tmp_path)]
+    assert 1 == len(daemon.of("incident"))
+    (incident,) = daemon.of("incident")
+    pids = {str(server["pid"]) for server in fleet.servers}
+    last = {t["instance"] for t in daemon.of("transition") if t["after"] in ALARMED}
+    assert pids == last
+    assert incident["watched"] == 2
+    assert truth["fault"] == "blocked-call"
+    assert bundle["verdict"] in ALARMED
+    assert any(name.endswith("threads.json") for name in names(bundles(tmp_path)[0]))
+    assert all(runs(server["pid"]) for server in fleet.servers)
+
+
+def test_sigterm_ends_it_with_all_its_children_and_nothing_else(tmp_path, fleet):
+    with watch(tmp_path, fleet.logs) as daemon:
+        beating(daemon, fleet)
+        children = wait_for(lambda: daemon.children() if len(daemon.children()) > 1 else None)
+        code = daemon.end()
+        wait_for(lambda: not any(runs(pid) for pid in children))
+
+    assert 0 == code
+    assert all(runs(server["pid"]) for server in fleet.servers)
+
+
+@pytest.mark.parametrize("module", ["hangwatch.daemon.follower", "hangwatch.daemon.prober"])
+def test_a_killed_child_is_replaced_and_the_hang_is_caught_all_the_same(tmp_path, fleet, module):
+    with watch(tmp_path, fleet.logs) as daemon:
+        beating(daemon, fleet)
+        first = daemon.child(module)
+        kill(first)
+        wait_for(lambda: set(daemon.children(module)) - {first}, "a new child")
+        fleet.start_fault()
+        daemon.wait("bundle")
+        daemon.end()
+
+    assert 1 == len(bundles(tmp_path))
+
+
+def test_a_killed_conductor_is_replaced_and_leaves_one_bundle(tmp_path, fleet):
+    with watch(tmp_path, fleet.logs) as daemon:
+        beating(daemon, fleet)
+        fleet.start_fault()
+        daemon.wait("capture", part="first sample")
+        kill(daemon.child("hangwatch.capture.conductor"))
+        whole = bundles(tmp_path)
+        daemon.wait("bundle")
+        daemon.end()
+
+    assert [] == whole
+    assert 1 == len(bundles(tmp_path))
+    assert all(runs(server["pid"]) for server in fleet.servers)
+
+
+def test_a_killed_daemon_takes_its_children_along_and_the_next_one_captures(tmp_path, fleet):
+    with watch(tmp_path, fleet.logs) as daemon:
+        beating(daemon, fleet)
+        fleet.start_fault()
+        daemon.wait("capture", part="first sample")
+        children = daemon.children()
+        kill(daemon.pid)
+        wait_for(lambda: not any(runs(pid) for pid in children), "the end of its children")
+        whole = bundles(tmp_path)
+    with watch(tmp_path, fleet.logs) as daemon:
+        daemon.wait("bundle")
+        code = daemon.end()
+
+    assert children
+    assert [] == whole
+    assert 0 == code
+    assert 1 == len(bundles(tmp_path))
+    assert all(runs(server["pid"]) for server in fleet.servers)
+
+
+def test_a_daemon_that_is_started_again_does_not_capture_an_incident_twice(tmp_path, fleet):
+    with watch(tmp_path, fleet.logs) as daemon:
+        beating(daemon, fleet)
+        fleet.start_fault()
+        daemon.wait("bundle")
+        daemon.end()
+    with watch(tmp_path, fleet.logs) as daemon:
+        for server in fleet.servers:
+            wait_for(
+                lambda pid=server["pid"]: [
+                    t for t in daemon.of("transition") if t["pid"] == pid and t["after"] in ALARMED
+                ],
+                "an alarm",
+            )
+        daemon.end()
+
+    assert 1 == len(bundles(tmp_path))
+
+
+def test_sigterm_during_a_capture_finishes_the_bundle(tmp_path, fleet):
+    with watch(tmp_path, fleet.logs) as daemon:
+        beating(daemon, fleet)
+        fleet.start_fault()
+        daemon.wait("capture", part="pause")
+        code = daemon.end()
+
+    assert 0 == code
+    assert [b["bundle"] for b in daemon.of("bundle")] == [str(p) for p in bundles(tmp_path)]
+    assert 1 == len(bundles(tmp_path))
+
+
+def test_without_a_log_the_ray_session_is_found_and_followed(tmp_path, fleet):
+    with watch(tmp_path, None) as daemon:
+        beating(daemon, fleet)
+        assert 0 == daemon.end()
+
+
+def test_a_single_log_leads_to_the_server_that_writes_it(tmp_path):
+    with Server(tmp_path) as server, watch(tmp_path, str(server.log)) as daemon:
+        daemon.wait("transition", pid=server.pid)
+        wait_for(lambda: b"server_found" in (daemon.read() and daemon.errors), "the address")
+        daemon.end()
+
+    assert server.url.encode() in daemon.errors
+
+
+def test_a_second_daemon_on_the_same_state_directory_refuses(tmp_path):
+    with watch(tmp_path, "nothing-yet.log") as first:
+        first.wait("watching")
+        with watch(tmp_path, "nothing-yet.log") as second:
+            code = second.finish()
+        first.end()
+
+    assert 1 == code
+    assert re.fullmatch(
+        rb"hangwatch: another hangwatch \(pid \d+\) uses the state directory .*--state\n",
+        second.errors,
+    )
+
+
+def test_ctrl_c_ends_it_well(tmp_path):
+    with watch(tmp_path, "nothing-yet.log") as daemon:
+        daemon.wait("watching")
+
+        assert 0 == daemon.end(signal.SIGINT)
