@@ -62,7 +62,13 @@ _KINDS: Final = (
     (re.compile(r"gpu(\d?)\.err"), Kind.GPU_PROBLEM),
     (re.compile(r"kmsg\.txt"), Kind.KERNEL_LOG),
     (re.compile(r"stack_(\d+)\.txt"), Kind.KERNEL_STACK),
-    (re.compile(r"(fs|topology|events|kernel|environ\w*|versions|limits)\d?\.json"), Kind.FACTS),
+    (
+        re.compile(
+            r"(fs|topology|events|kernel|environ\w*|versions|limits|launch|machine|gpu_processes)"
+            r"\d?\.json"
+        ),
+        Kind.FACTS,
+    ),
     (re.compile(r".*\.(log|out|err|txt)(\.\d{1,4})?"), Kind.LOG),
 )
 

@@ -206,7 +206,10 @@ def dossier(
         files=dict(sizes) if sizes is not None else {k: len(v) for k, v in files.items()},
         evidence=_evidence(manifest, parsed.problems),
         manifest=manifest,
-        policy=result.policy,
+        policy=replace(
+            result.policy,
+            heartbeat_interval=result.policy.heartbeat_interval or profile.interval,
+        ),
         settings=manifest.get("settings") or {},
         profile=profile.name,
         extra=parsed.facts,
@@ -285,7 +288,8 @@ def _process(raw: Mapping[str, Any], pid: int, where: Place, line: int) -> Proce
         "vol_ctxt_per_s", "tracer_pid",
     }  # fmt: skip
     title = word(raw.get("title")) or word(raw.get("cmdline")) or word(raw.get("name"))
-    state = word(raw.get("state"))[:1]
+    state = word(raw.get("state"))
+    state = "X" if state == "gone" else state[:1]
     role = word(raw.get("role"))
     told = ", ".join(
         part for part in (f"pid {pid}", role, f"state {state}" if state else "") if part

@@ -256,11 +256,16 @@ def motion(
             continue
         frame = telling_frame(call or thread.frames)
         told = str(frame) if frame is not None else ""
-        if thread.moved is False and (not thread.active or _spins(call)):
+        if is_frozen(thread):
             return Motion.FROZEN, told, thread.name
         if busy is None and (thread.moved or thread.active):
             busy = (Motion.BUSY, told, thread.name)
     return busy or (Motion.WAITING, "", "")
+
+
+def is_frozen(thread: ThreadMotion) -> bool:
+    """Say whether a thread stood still in both samples, off the CPU or spinning for the GPU."""
+    return thread.moved is False and (not thread.active or _spins(call_in_loop(thread)))
 
 
 def _runs_loop(thread: ThreadMotion) -> bool:

@@ -1,0 +1,201 @@
+"""Questions that several rules and renderers ask of a dossier, each answered in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from hangwatch.core import motion
+from hangwatch.core.loose import family, role_of
+from hangwatch.model.dossier import (
+    Citation,
+    Dossier,
+    Frame,
+    HealthRecord,
+    InstanceRecord,
+    ProcessRecord,
+    ThreadMotion,
+)
+from hangwatch.model.identity import Role
+from hangwatch.model.time import Instant
+from hangwatch.model.verdict import ALARMS, Gone
+
+EVENT_LOOP_ROLES: Final = frozenset((Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A loop's thread that is in a call and not back in its loop.
+
+    Attributes:
+        instance: Whose it is, or ``None`` for a process that several share.
+        thread: It.
+        frame: The innermost telling frame.
+        frozen: Whether it was there, unmoved, in both samples.
+        process: Its process, if the table has it.
+    """
+
+    instance: InstanceRecord | None
+    thread: ThreadMotion
+    frame: Frame
+    frozen: bool
+    process: ProcessRecord | None = None
+
+
+def alarmed(dossier: Dossier) -> tuple[InstanceRecord, ...]:
+    """Return the instances whose verdict is an alarm, those that stopped first first."""
+    return tuple(record for record in dossier.instances if isinstance(record.verdict, ALARMS))
+
+
+def present(dossier: Dossier) -> tuple[InstanceRecord, ...]:
+    """Return the instances that were not retired."""
+    return tuple(record for record in dossier.instances if not isinstance(record.verdict, Gone))
+
+
+def stopped_at(record: InstanceRecord) -> Instant | None:
+    """Return the last moment at which an instance was known to make progress."""
+    if record.window is not None:
+        return record.window.earliest
+    return record.last_beat.at if record.last_beat is not None else None
+
+
+def spread(records: Iterable[InstanceRecord]) -> float | None:
+    """Return within how many seconds the instances stopped; ``None`` if it cannot be said."""
+    moments = [stopped_at(record) for record in records]
+    known = [moment for moment in moments if moment is not None]
+    return max(known) - min(known) if known and len(known) == len(moments) else None
+
+
+def in_flight(records: Iterable[InstanceRecord]) -> int | None:
+    """Return the requests in flight by the last beats; ``None`` if no beat says."""
+    known = [
+        record.last_beat.in_flight
+        for record in records
+        if record.last_beat is not None and record.last_beat.in_flight is not None
+    ]
+    return sum(known) if known else None
+
+
+def together(dossier: Dossier, records: Sequence[InstanceRecord]) -> bool:
+    """Say whether several instances stopped within the time that makes them one incident."""
+    apart = spread(records)
+    return len(records) > 1 and apart is not None and apart <= together_within(dossier)
+
+
+def together_within(dossier: Dossier) -> float:
+    """Return within how many seconds instances that stop count as stopped together."""
+    return dossier.policy.together * interval(dossier)
+
+
+def interval(dossier: Dossier) -> float:
+    """Return the seconds between beats that the limits were made from."""
+    return dossier.policy.heartbeat_interval or 10.0
+
+
+def wall(dossier: Dossier, at: Instant) -> datetime:
+    """Return the wall time of an instant, in the zone of the evaluation."""
+    return dossier.epoch.wall_of(at)
+
+
+def processes_of(dossier: Dossier, record: InstanceRecord) -> tuple[ProcessRecord, ...]:
+    """Return the processes of an instance; all of them where there is one without a pid."""
+    key = record.instance
+    members = family(key.pid, key.name, dossier.processes)
+    if not members and key.pid is None and len(dossier.instances) == 1:
+        return dossier.processes
+    return members
+
+
+def owner_of(dossier: Dossier, pid: int) -> InstanceRecord | None:
+    """Return the instance that a process belongs to, or ``None`` if it is shared or unknown."""
+    for record in dossier.instances:
+        if record.instance.pid == pid or any(p.pid == pid for p in processes_of(dossier, record)):
+            return record
+    return dossier.instances[0] if len(dossier.instances) == 1 else None
+
+
+def process(dossier: Dossier, pid: int) -> ProcessRecord | None:
+    """Return a row of the process table."""
+    return next((row for row in dossier.processes if row.pid == pid), None)
+
+
+def shared_processes(dossier: Dossier) -> tuple[ProcessRecord, ...]:
+    """Return processes that serve several engines: stores, session servers, the driver."""
+    roles = (Role.STORE, Role.SESSION_SERVER, Role.DRIVER)
+    return tuple(
+        row
+        for row in dossier.processes
+        if role_of(row.role) in roles and not row.extra.get("instance")
+    )
+
+
+def health_of(dossier: Dossier, record: InstanceRecord) -> HealthRecord | None:
+    """Return the last answer of an instance's health endpoint."""
+    pids = {row.pid for row in processes_of(dossier, record)} | {record.instance.pid}
+    own = [
+        answer
+        for answer in dossier.health
+        if answer.pid in pids or (answer.pid is None and len(dossier.instances) == 1)
+    ]
+    return max(own, key=lambda answer: answer.sample, default=None)
+
+
+def calls(dossier: Dossier, *, boring: Sequence[str] = ()) -> tuple[Call, ...]:
+    """Return every loop's thread that is in a call, those of alarmed instances first."""
+    found = []
+    for thread in dossier.threads:
+        frames = motion.call_in_loop(thread)
+        if not frames or thread.idle or thread.name in boring:
+            continue
+        frame = motion.telling_frame(frames)
+        if frame is None:
+            continue
+        found.append(
+            Call(
+                instance=owner_of(dossier, thread.pid),
+                thread=thread,
+                frame=frame,
+                frozen=motion.is_frozen(thread),
+                process=process(dossier, thread.pid),
+            )
+        )
+    return tuple(sorted(found, key=lambda call: _rank(dossier, call)))
+
+
+def _rank(dossier: Dossier, call: Call) -> int:
+    record = call.instance
+    if record is None or not isinstance(record.verdict, ALARMS):
+        return len(dossier.instances)
+    return dossier.instances.index(record)
+
+
+def beat_citation(record: InstanceRecord) -> tuple[Citation, ...]:
+    """Return the citation of an instance's last beat, as far as there is one."""
+    return (record.citation,) if record.citation is not None else ()
+
+
+def number_of(count: int, thing: str) -> str:
+    """Return ``1 request``, ``2 requests``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return ``a, b and c``; ``a, b and 6 more`` when there are too many."""
+    if len(names) <= 1:
+        return "".join(names)
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def seconds(value: float) -> str:
+    """Return a duration for people: ``0.4 s``, ``97 s``, ``12 min``, ``3.5 h``."""
+    if value < 9.95 and value != int(value):
+        return f"{value:.1f} s"
+    if value < 300:
+        return f"{value:.0f} s"
+    if value < 3 * 3600:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h"

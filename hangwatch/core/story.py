@@ -1,0 +1,511 @@
+"""What a report says, in what order; renderers only decide how it looks.
+
+The first sentence is for somebody who was woken up: how many of how many servers stopped, within
+how long, when, and with how much work; the second says what they are doing now. Then come the six
+parts of the first screen, as far as there is evidence for them. No sentence says more than a
+finding or a number in the dossier bears, and a part without evidence is left out rather than
+filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from hangwatch.core import motion
+from hangwatch.core.diagnosis import ALARM_WORDS, explanations, remarks, rivals
+from hangwatch.core.loose import role_of
+from hangwatch.core.questions import (
+    alarmed,
+    health_of,
+    in_flight,
+    interval,
+    listed,
+    number_of,
+    owner_of,
+    present,
+    process,
+    seconds,
+    shared_processes,
+    spread,
+    wall,
+)
+from hangwatch.model.dossier import (
+    Citation,
+    Diagnosis,
+    Dossier,
+    Finding,
+    InstanceRecord,
+    MetricSample,
+    ThreadMotion,
+)
+from hangwatch.model.heartbeat import Heartbeat
+from hangwatch.model.identity import Role
+from hangwatch.model.time import Instant
+
+MAX_SHAPES: Final = 6
+MAX_FRAMES: Final = 14
+MAX_BEATS: Final = 10
+
+VERDICT_WORDS: Final = {
+    "ok": "working",
+    "loading": "starting",
+    "idle": "idle",
+    "paused": "paused",
+    "slow": "slow",
+    "log_stalled": "log stalled",
+    "suspected_hang": "suspected hang",
+    "blocked": "blocked",
+    "hung": "hung",
+    "dead": "dead",
+    "gone": "retired",
+    "blind": "not visible",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One distinct way in which threads stand, and who stands so.
+
+    Attributes:
+        title: Whose stack it is: ``engine: pid 4242 and 7 more, thread MainThread``.
+        state: ``frozen``, ``moving`` or ``seen once``.
+        frames: Innermost first, as text.
+        more: Frames left out at the outer end.
+        facts: What else is known of these processes.
+        citation: Where the first one stands.
+    """
+
+    title: str
+    state: str
+    frames: tuple[str, ...]
+    more: int = 0
+    facts: tuple[str, ...] = ()
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """A report before it has a form. Empty parts have no evidence.
+
+    Attributes:
+        alarm: Whether something is wrong.
+        headline: The first sentence.
+        now: What they are doing now, or why that is not known.
+        label: ``hung, high confidence: event-loop-blocked``.
+        explanations: Findings that argue for a cause, the surest first.
+        rivals: Explanations that remain, with their facts.
+        remarks: Other findings.
+        shapes: Distinct stacks.
+        shared: Processes that serve several engines, and who waits in them.
+        instances: Rows of a table, its head first.
+        beats: Rows of the last beats, their head first.
+        provenance: Lines on versions, machine and limits.
+        missing: Steps that failed: what, why, and what to do about it.
+        captured: How the capture went, in one sentence, or ``""``.
+        caveats: What could not be read, and what was assumed.
+    """
+
+    alarm: bool
+    headline: str
+    now: str
+    label: str
+    explanations: tuple[Finding, ...] = ()
+    rivals: tuple[Finding, ...] = ()
+    remarks: tuple[Finding, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    shared: tuple[str, ...] = ()
+    instances: tuple[tuple[str, ...], ...] = ()
+    beats: tuple[tuple[str, ...], ...] = ()
+    provenance: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    captured: str = ""
+    caveats: tuple[str, ...] = ()
+
+
+def tell(diagnosis: Diagnosis) -> Story:
+    """Return what the report of *diagnosis* says."""
+    dossier = diagnosis.dossier
+    alarm = diagnosis.verdict in ALARM_WORDS
+    return Story(
+        alarm=alarm,
+        headline=headline(diagnosis),
+        now=_now(diagnosis) if alarm else "",
+        label=(
+            f"{VERDICT_WORDS.get(diagnosis.verdict, diagnosis.verdict)} "
+            f"({diagnosis.confidence} confidence): {diagnosis.cause}"
+        ),
+        explanations=explanations(diagnosis),
+        rivals=rivals(diagnosis) if alarm else (),
+        remarks=remarks(diagnosis),
+        shapes=_shapes(dossier) if alarm else (),
+        shared=_shared(dossier) if alarm else (),
+        instances=_instances(dossier),
+        beats=_beats(dossier),
+        provenance=_provenance(dossier),
+        missing=_missing(dossier),
+        captured=_captured(dossier),
+        caveats=(*dossier.notes, *dossier.problems, *diagnosis.problems),
+    )
+
+
+# ---------------------------------------------------------------------- the first sentence
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """Return what happened, in one sentence of plain words."""
+    dossier = diagnosis.dossier
+    stopped, there = alarmed(dossier), present(dossier)
+    if diagnosis.verdict in ALARM_WORDS and stopped:
+        return _stopped_sentence(diagnosis, stopped, len(there))
+    since = stamp(dossier, dossier.verdict.since)
+    reason = next(iter(dossier.verdict.because), "")
+    who = _servers(len(there), len(there)) if there else "The server"
+    words = f"{who} {'is' if len(there) <= 1 else 'are'}"
+    if diagnosis.verdict == "ok":
+        last = _last_beat(there)
+        if reason and diagnosis.cause != "not-a-hang:busy":
+            return f"{words} working: {reason}."
+        beat = f"; the last heartbeat came at {stamp(dossier, last)}" if last is not None else ""
+        return f"{words} working{beat}."
+    template = _CALM.get(diagnosis.verdict, "{words} {verdict} since {since}: {reason}.")
+    verdict = VERDICT_WORDS.get(diagnosis.verdict, diagnosis.verdict)
+    reason = reason or "no more is known"
+    return template.format(words=words, verdict=verdict, since=since, reason=reason)
+
+
+_CALM: Final = {
+    "loading": "{words} still in start-up or warm-up since {since}: {reason}.",
+    "slow": "{words} slower than usual since {since}: {reason}.",
+    "log_stalled": "A log has stalled since {since}, the engines have not: {reason}.",
+    "blind": "Nothing can be said since {since}: {reason}.",
+    "gone": "Every server was retired, the last one at {since}: {reason}.",
+}
+
+
+def _stopped_sentence(diagnosis: Diagnosis, stopped: Sequence[InstanceRecord], there: int) -> str:
+    dossier = diagnosis.dossier
+    did = {
+        "suspected_hang": "fell silent",
+        "dead": "died" if len(stopped) == 1 else "stopped",
+    }.get(diagnosis.verdict, "stopped answering work")
+    parts = [f"{_servers(len(stopped), there)} {did}"]
+    apart = spread(stopped)
+    if len(stopped) > 1 and apart is not None:
+        parts.append(f"within {seconds(max(apart, 1.0))} of each other")
+    parts.append(_when(dossier))
+    work = in_flight(stopped)
+    if work:
+        parts.append(f"with {number_of(work, 'request')} in flight")
+    elif work == 0:
+        parts.append("with no request in flight by the last heartbeats")
+    else:
+        parts.append("with an unknown number of requests in flight")
+    return f"{' '.join(parts[:-1])}, {parts[-1]}."
+
+
+def _when(dossier: Dossier) -> str:
+    window = dossier.window
+    if window is None:
+        return f"at {stamp(dossier, dossier.verdict.since)}"
+    earliest, latest = wall(dossier, window.earliest), wall(dossier, window.latest)
+    if int(window.latest - window.earliest) == 0:
+        return f"at {stamp(dossier, window.earliest)}"
+    return f"between {earliest:%Y-%m-%d %H:%M:%S} and {latest:%H:%M:%S} ({_zone(latest)})"
+
+
+def _servers(count: int, of: int) -> str:
+    if of == 1:
+        return "The server"
+    return f"{count} of {of} servers"
+
+
+def stamp(dossier: Dossier, at: Instant) -> str:
+    """Return a wall time with its zone."""
+    moment = wall(dossier, at)
+    return f"{moment:%Y-%m-%d %H:%M:%S} ({_zone(moment)})"
+
+
+def _zone(moment: datetime) -> str:
+    text = f"{moment:%z}"
+    return f"{text[:3]}:{text[3:5]}" if text else "no zone"
+
+
+def _last_beat(records: Iterable[InstanceRecord]) -> Instant | None:
+    moments = [record.last_beat.at for record in records if record.last_beat is not None]
+    return max(moments, default=None)
+
+
+# ---------------------------------------------------------------------- what they do now
+
+
+def _now(diagnosis: Diagnosis) -> str:
+    told = next((f for f in explanations(diagnosis) if f.cause == diagnosis.cause), None)
+    if told is not None and told.culprit is not None:
+        return f"Now: {told.sentence[:1].lower()}{told.sentence[1:]}"
+    unknown = next((f for f in remarks(diagnosis) if f.rule == "cannot-tell"), None)
+    if unknown is not None:
+        return unknown.sentence
+    return told.sentence if told is not None else ""
+
+
+# ---------------------------------------------------------------------- stacks
+
+
+def _shapes(dossier: Dossier) -> tuple[Shape, ...]:
+    """Return the loops' threads of stopped engines, alike ones together, the telling first."""
+    stopped = {record.instance for record in alarmed(dossier)}
+    groups: dict[tuple[str, str, tuple[str, ...]], list[ThreadMotion]] = {}
+    for thread in dossier.threads:
+        owner = owner_of(dossier, thread.pid)
+        if owner is None or owner.instance not in stopped or not _tells(thread):
+            continue
+        row = process(dossier, thread.pid)
+        role = str(role_of(row.role)) if row is not None else ""
+        frames = tuple(str(frame) for frame in thread.frames)
+        groups.setdefault((role, _state(thread), frames), []).append(thread)
+    ordered = sorted(groups.items(), key=lambda item: _shape_order(item[0], item[1]))
+    return tuple(
+        _shape(dossier, role, state, threads) for (role, state, _), threads in ordered[:MAX_SHAPES]
+    )
+
+
+def _tells(thread: ThreadMotion) -> bool:
+    """Say whether a thread is a loop's, or is somewhere an idle one would not be."""
+    return bool(
+        motion.call_in_loop(thread)
+        or not thread.idle
+        or any(frame.name == "_run_once" for frame in thread.frames)
+    )
+
+
+def _state(thread: ThreadMotion) -> str:
+    if thread.moved is None:
+        return "seen once"
+    if thread.moved or (thread.active and not motion.is_frozen(thread)):
+        return "moving"
+    return "waiting in its loop" if thread.idle else "frozen"
+
+
+def _shape_order(
+    key: tuple[str, str, tuple[str, ...]], threads: list[ThreadMotion]
+) -> tuple[Any, ...]:
+    role, state, _ = key
+    roles = (Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER, Role.API_SERVER)
+    states = ("frozen", "moving", "seen once", "waiting in its loop")
+    return (
+        states.index(state),
+        roles.index(Role(role)) if role in roles else len(roles),
+        -len(threads),
+    )
+
+
+def _shape(dossier: Dossier, role: str, state: str, threads: Sequence[ThreadMotion]) -> Shape:
+    pids = list(dict.fromkeys(thread.pid for thread in threads))
+    names = list(dict.fromkeys(thread.name for thread in threads if thread.name))
+    who = f"pid {pids[0]}" if len(pids) == 1 else f"pids {listed([str(p) for p in pids], 5)}"
+    title = f"{role.replace('_', ' ') or 'process'} {who}"
+    if names:
+        title += f", thread {listed(names, 3)}"
+    first = threads[0]
+    frames = [str(frame) for frame in first.frames]
+    return Shape(
+        title=title,
+        state=state,
+        frames=tuple(frames[:MAX_FRAMES]),
+        more=max(0, len(frames) - MAX_FRAMES),
+        facts=_facts(dossier, pids),
+        citation=first.citation,
+    )
+
+
+def _facts(dossier: Dossier, pids: Sequence[int]) -> tuple[str, ...]:
+    facts = []
+    owners = {
+        owner.instance: owner for pid in pids if (owner := owner_of(dossier, pid)) is not None
+    }
+    answers = [a for owner in owners.values() if (a := health_of(dossier, owner)) is not None]
+    words = list(dict.fromkeys(a.health.message or a.health.status for a in answers))
+    if words:
+        facts.append(
+            f"/health: “{words[0]}”" + (f" and {len(words) - 1} more" if words[1:] else "")
+        )
+    if (delta := _token_delta(dossier.metrics, pids)) is not None:
+        facts.append(f"tokens between the two samples: {delta:.0f}")
+    gpus = {row.gpu for pid in pids if (row := process(dossier, pid)) is not None}
+    last = max((row.sample for row in dossier.gpus), default=1)
+    for gpu in dossier.gpus:
+        if gpu.index in gpus and gpu.sample == last and gpu.utilization_pct is not None:
+            power = f", {gpu.power_w:.0f} W" if gpu.power_w is not None else ""
+            facts.append(f"GPU {gpu.index}: {gpu.utilization_pct:.0f} %{power}")
+            break
+    cpu = [row.cpu_pct for pid in pids if (row := process(dossier, pid)) is not None]
+    known = [value for value in cpu if value is not None]
+    if known:
+        facts.append(f"CPU: {max(known):.0f} % of a core")
+    return tuple(facts)
+
+
+def _token_delta(metrics: Iterable[MetricSample], pids: Sequence[int]) -> float | None:
+    """Return by how much the token counters of these servers grew between the samples."""
+    sums: dict[int, float] = {}
+    for sample in metrics:
+        if sample.name.endswith("tokens_total") and (sample.pid is None or sample.pid in pids):
+            sums[sample.sample] = sums.get(sample.sample, 0.0) + sample.value
+    return sums[2] - sums[1] if 1 in sums and 2 in sums else None
+
+
+def _shared(dossier: Dossier) -> tuple[str, ...]:
+    lines = []
+    for row in shared_processes(dossier):
+        threads = [thread for thread in dossier.threads if thread.pid == row.pid]
+        busy = [thread for thread in threads if not thread.idle]
+        frame = motion.telling_frame(busy[0].frames) if busy else None
+        if frame is not None:
+            does = f"{_state(busy[0])} in {frame}"
+        else:
+            does = "all threads wait for work" if threads else "no stack of it"
+        state = f", state {row.state}" if row.state else ""
+        lines.append(f"{row.role.replace('_', ' ')} {row.pid} ({row.title[:60]}){state}: {does}")
+    return tuple(lines)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _instances(dossier: Dossier) -> tuple[tuple[str, ...], ...]:
+    if not dossier.instances:
+        return ()
+    head = ("server", "engine", "verdict", "last heartbeat", "in flight")
+    rows = [
+        (
+            record.instance.name,
+            record.instance.tag,
+            VERDICT_WORDS[record.verdict.word],
+            f"{wall(dossier, record.last_beat.at):%Y-%m-%d %H:%M:%S}"
+            if record.last_beat
+            else "none",
+            _count(record.last_beat.in_flight if record.last_beat else None),
+        )
+        for record in dossier.instances
+    ]
+    return (head, *rows)
+
+
+def _beats(dossier: Dossier) -> tuple[tuple[str, ...], ...]:
+    """Return the last beats over all servers, the latest first."""
+    records = alarmed(dossier) or present(dossier) or dossier.instances
+    beats = sorted((beat for record in records for beat in record.beats), key=lambda b: -b.at)
+    if not beats:
+        return ()
+    head = ("time", "server", "in tok/s", "out tok/s", "running", "waiting", "in flight")
+    return (head, *(_beat_row(dossier, beat) for beat in beats[:MAX_BEATS]))
+
+
+def _beat_row(dossier: Dossier, beat: Heartbeat) -> tuple[str, ...]:
+    return (
+        f"{wall(dossier, beat.at):%H:%M:%S}",
+        beat.instance.name,
+        _rate(beat.in_tps),
+        _rate(beat.out_tps),
+        _count(beat.running),
+        _count(beat.waiting),
+        _count(beat.in_flight),
+    )
+
+
+def _rate(value: float | None) -> str:
+    return "?" if value is None else f"{value:.1f}"
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+# ---------------------------------------------------------------------- where it comes from
+
+
+def _provenance(dossier: Dossier) -> tuple[str, ...]:
+    lines = []
+    versions: dict[str, list[str]] = {}
+    machines = []
+    for path, data in dossier.extra.items():
+        if path.endswith("versions.json") and isinstance(data, Mapping):
+            for name, facts in (data.get("packages") or {}).items():
+                told = _version(facts)
+                if told not in versions.setdefault(name, []):
+                    versions[name].append(told)
+        elif path.endswith("machine.json") and isinstance(data, Mapping):
+            machines.append(data)
+    first = [
+        name
+        for name in ("lmdeploy", "vllm", "sglang", "xtuner", "ray", "torch")
+        if name in versions
+    ]
+    rest = sorted(name for name in versions if name not in first)
+    lines += [f"{name} {', '.join(versions[name])}" for name in (*first, *rest)]
+    for machine in machines[:1]:
+        lines.append(
+            f"Linux {machine.get('kernel', '?')} {machine.get('machine', '')}, "
+            f"{machine.get('cores', '?')} cores"
+        )
+    names = sorted({f"{gpu.name}" for gpu in dossier.gpus if gpu.name})
+    if names:
+        count = len({gpu.index for gpu in dossier.gpus})
+        lines.append(f"{number_of(count, 'GPU')}: {listed(names)}")
+    lines.append(
+        f"limits: a heartbeat every {interval(dossier):g} s, "
+        f"stalled after {dossier.policy.stall_after:g} s"
+    )
+    return tuple(lines)
+
+
+def _version(facts: Any) -> str:
+    if not isinstance(facts, Mapping):
+        return str(facts)
+    told = str(facts.get("version", "?"))
+    if facts.get("commit"):
+        told += f" at commit {str(facts['commit'])[:12]}"
+    return told + (" (editable)" if facts.get("editable") else "")
+
+
+def _missing(dossier: Dossier) -> tuple[str, ...]:
+    """Return why steps failed, alike ones together."""
+    groups: dict[tuple[str, str, str, str], int] = {}
+    for evidence in dossier.evidence:
+        failure = evidence.failure
+        if failure is not None:
+            message = failure.message.strip().splitlines() or [""]
+            key = (evidence.collector, str(failure.kind), message[-1], failure.hint)
+            groups[key] = groups.get(key, 0) + 1
+    return tuple(
+        f"{collector}{f' ({count} times)' if count > 1 else ''}: {message or kind}"
+        + (f" [to do: {hint}]" if hint else "")
+        for (collector, kind, message, hint), count in groups.items()
+    )
+
+
+def _captured(dossier: Dossier) -> str:
+    if not dossier.evidence:
+        return ""
+    failed = sum(evidence.failure is not None for evidence in dossier.evidence)
+    capture = dossier.manifest.get("capture") or {}
+    elapsed = capture.get("elapsed_s")
+    took = f" in {seconds(float(elapsed))}" if isinstance(elapsed, int | float) else ""
+    lost = f", {failed} of them without what they were for" if failed else ""
+    return (
+        f"{len(dossier.processes)} processes captured in "
+        f"{number_of(len(dossier.evidence), 'step')}{took}{lost}."
+    )
+
+
+def citations_of(story: Story) -> tuple[Citation, ...]:
+    """Return every place that the findings of a story rest on, each once."""
+    found = [
+        citation
+        for finding in (*story.explanations, *story.rivals, *story.remarks)
+        for citation in finding.citations
+    ]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,109 @@
+"""A loop's thread is in a call: nothing else on that loop can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hangwatch.core.loose import role_of
+from hangwatch.core.questions import Call, alarmed, calls, health_of, listed
+from hangwatch.model.dossier import Culprit, Dossier, Finding, Rule
+from hangwatch.model.identity import Role
+from hangwatch.model.profile import HealthMeaning
+from hangwatch.model.verdict import Confidence
+
+NAME = "event-loop-blocked"
+BY_CPU = "event-loop-blocked-by-cpu"
+
+# The engine first: a server whose loop waits for the engine is a consequence.
+ORDER = (Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER, Role.API_SERVER)
+
+
+def examine(dossier: Dossier) -> tuple[Finding, ...]:
+    """Return one finding for each distinct call that loops of stopped engines stand in."""
+    stopped = alarmed(dossier)
+    groups: dict[tuple[bool, str], list[Call]] = {}
+    for call in calls(dossier):
+        moving = call.thread.moved or (call.thread.active and not call.frozen)
+        if call.instance in stopped and (call.frozen or moving):
+            groups.setdefault((call.frozen, str(call.frame)), []).append(call)
+    found = [
+        _frozen(dossier, group, len(stopped)) if frozen else _moving(group, len(stopped))
+        for (frozen, _), group in groups.items()
+    ]
+    return tuple(found)
+
+
+def _by_role(call: Call) -> int:
+    role = role_of(call.process.role) if call.process is not None else Role.OTHER
+    return ORDER.index(role) if role in ORDER else len(ORDER)
+
+
+def _who(group: Sequence[Call], stopped: int) -> str:
+    names = list(dict.fromkeys(c.instance.instance.name for c in group if c.instance is not None))
+    if len(names) == 1:
+        return f"the event loop of {names[0]} (pid {group[0].thread.pid})"
+    return f"the event loops of {len(names)} of {stopped} stopped engines ({listed(names)})"
+
+
+def _culprit(group: Sequence[Call]) -> Culprit:
+    call = min(group, key=_by_role)
+    return Culprit(
+        pid=call.thread.pid,
+        rank=call.process.rank if call.process is not None else None,
+        thread=call.thread.name or None,
+        frame=call.frame.function,
+    )
+
+
+def _frozen(dossier: Dossier, group: Sequence[Call], stopped: int) -> Finding:
+    frame = group[0].frame
+    confirmed = any(
+        answer.health.meaning is HealthMeaning.LOOP_BLOCKED
+        for call in group
+        if call.instance is not None and (answer := health_of(dossier, call.instance)) is not None
+    )
+    many = len({call.thread.pid for call in group}) > 1
+    said = "; /health says so too: its probe of that loop timed out" if confirmed else ""
+    return Finding(
+        rule=NAME,
+        sentence=(
+            f"{_capital(_who(group, stopped))} {'are' if many else 'is'} blocked in "
+            f"{'the same' if many else 'one'} call, {frame}: the thread stood there unmoved in "
+            f"both samples, and nothing else can run on that loop{said}."
+        ),
+        confidence=Confidence.HIGH,
+        cause=NAME,
+        verdict="hung",
+        culprit=_culprit(group),
+        citations=tuple(c.thread.citation for c in group if c.thread.citation is not None)[:8],
+        next_step=(
+            "find out what that call waits for: the process at its other end is the next to look at"
+        ),
+    )
+
+
+def _moving(group: Sequence[Call], stopped: int) -> Finding:
+    frame, thread = group[0].frame, group[0].thread
+    gil = "owns the GIL and is running" if thread.owns_gil else "is running"
+    how = "its frames move" if thread.moved else "on CPU in both samples"
+    return Finding(
+        rule=NAME,
+        sentence=(
+            f"{_capital(_who(group, stopped))} {'is' if len(group) == 1 else 'are'} blocked by "
+            f"work that was called on it, {frame}: the thread {gil} ({how}), so it may end by "
+            "itself."
+        ),
+        confidence=Confidence.HIGH,
+        cause=BY_CPU,
+        verdict="blocked",
+        culprit=_culprit(group),
+        citations=tuple(c.thread.citation for c in group if c.thread.citation is not None)[:8],
+        next_step="look again in a minute; move this work off the event loop if it recurs",
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+RULE = Rule(name=NAME, title="an event loop is blocked in a call", examine=examine)
