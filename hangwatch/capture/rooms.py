@@ -1,7 +1,7 @@
 """Where a capture works, and where each step writes.
 
-A capture works in ``<output>/hangwatch-<id>.partial``, mode 0700, on the disk that receives the
-bundle. Each step writes into a room of its own below it; when the step has ended, however it
+A capture works in ``<output>/hangwatch-<id>.<owner>.partial``, mode 0700, on the disk that receives
+the bundle. Each step writes into a room of its own below it; when the step has ended, however it
 ended, what lies in its room is moved to its place. A worker that was abandoned and comes back
 later writes into nothing that counts. Nothing in here looks like a bundle, and what a killed
 capture left behind is swept away by a later one.
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, Self
@@ -30,7 +31,10 @@ SUFFIX: Final = ".partial"
 QUOTA: Final = 32 << 20
 """Bytes that one step may write: 48 threads with 60 frames are 0.7 MB of JSON."""
 
-_OWNER: Final = ".owner"
+MAX_AGE: Final = 86_400.0
+"""Seconds after which work of another boot or machine is dead: no capture takes a day."""
+
+_OWNER: Final = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)\.partial$")
 _STEPS: Final = ".steps"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.@:+=-]{0,120}(?:/[A-Za-z0-9_][\w.@:+=-]{0,120})?")
 
@@ -123,16 +127,14 @@ class Rooms:
             OutputError: It cannot be made: no such directory, not writable, disk full.
         """
         safe = re.sub(r"[^\w.-]", "_", name)[:80]
+        me = procfs.identify(os.getpid())
+        owner = f"{_here()}-{me.pid}-{me.start_ticks}"
+        path = output / f"hangwatch-{safe}.{owner}{SUFFIX}"
         try:
             output.mkdir(parents=True, exist_ok=True)
             sweep(output)
-            path = output / f"hangwatch-{safe}{SUFFIX}"
-            if path.exists():
-                path = output / f"hangwatch-{safe}-{os.getpid()}{SUFFIX}"
+            shutil.rmtree(path, ignore_errors=True)  # an earlier one of ours: it has ended
             path.mkdir(mode=0o700)
-            me = procfs.identify(os.getpid())
-            owner = {"pid": me.pid, "start_ticks": me.start_ticks, "boot_id": boot_id()}
-            (path / _OWNER).write_text(json.dumps(owner), encoding="ascii")
             (path / _STEPS).mkdir()
         except OSError as error:
             raise OutputError(
@@ -191,20 +193,38 @@ class Rooms:
 
 
 def sweep(output: Path) -> tuple[Path, ...]:
-    """Remove the work directories of captures that died; return which."""
+    """Remove the work directories of captures that died; return which.
+
+    The directory may be shared with other machines and pid namespaces: what they work on is
+    removed only when it is a day old.
+    """
     swept = []
     for path in output.glob(f"hangwatch-*{SUFFIX}"):
-        try:
-            owner = json.loads((path / _OWNER).read_text(encoding="ascii"))
-            alive = owner["boot_id"] == boot_id() and procfs.is_same(
-                ProcessId(owner["pid"], owner["start_ticks"])
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # not one of ours, or one that is being made
-        if not alive:
+        owner = _OWNER.search(path.name)
+        if owner is None:
+            continue
+        if owner[1] == _here():
+            dead = not procfs.is_same(ProcessId(int(owner[2]), int(owner[3])))
+        else:
+            dead = _age(path) > MAX_AGE
+        if dead:
             shutil.rmtree(path, ignore_errors=True)
             swept.append(path)
     return tuple(swept)
+
+
+def _age(path: Path) -> float:
+    try:
+        # Wall time: a file system knows no other.
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _here() -> str:
+    """Return what a process number means something in: this boot and pid namespace."""
+    namespace = procfs.read_link(os.getpid(), "ns/pid")
+    return hashlib.sha256(f"{boot_id()} {namespace}".encode()).hexdigest()[:8]
 
 
 def is_full(error: OSError) -> bool:

@@ -29,7 +29,8 @@ from hangwatch.model.process import Listener
 from hangwatch.system.http import Response, get
 
 REQUEST_TIMEOUT: Final = 15.0
-"""Seconds: an unhealthy LMDeploy probes its engine for up to ten before it answers."""
+"""Seconds: an unhealthy LMDeploy probes its engine for up to ten before it answers. The option
+``request_timeout`` sets another."""
 
 _FILES: Final = {"health": ("health", ".json"), "metrics": ("metrics", ".prom")}
 
@@ -43,9 +44,10 @@ def _collect(step: Step, room: Room) -> None:
     questions = sum(len(listeners) for _, listeners in servers) * len(paths)
     if not questions:
         raise CollectorError(FailureKind.NOT_AVAILABLE, "no server listens on an address")
+    timeout = float(step.options.get("request_timeout", REQUEST_TIMEOUT))
     with ThreadPoolExecutor(max_workers=questions) as threads:
         asked: dict[Future[Response], tuple[Target, Listener, str]] = {
-            threads.submit(get, target.process, listener, path, timeout=REQUEST_TIMEOUT): (
+            threads.submit(get, target.process, listener, path, timeout=timeout): (
                 target,
                 listener,
                 purpose,

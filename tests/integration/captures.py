@@ -1,0 +1,97 @@
+"""Captures of real processes for tests."""
+
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+
+from hangwatch.capture.pool import Pool
+from hangwatch.capture.rooms import Rooms
+from hangwatch.capture.run import run
+from hangwatch.model.capture import (
+    CapturedInstance,
+    CaptureKind,
+    CaptureRequest,
+    Phase,
+    Scope,
+    Stage,
+    Step,
+    Target,
+)
+from hangwatch.model.identity import InstanceKey, ProcessId, Role
+from hangwatch.model.policy import Policy
+from hangwatch.system import procfs
+from hangwatch.system.clock import SystemClock
+
+CLOCK = SystemClock()
+
+
+def request_for(*pids, output, gap=0.1, deadline=60.0, **more):
+    """Return a request to capture processes as engine instances."""
+    return CaptureRequest(
+        id="test",
+        kind=CaptureKind.INCIDENT,
+        output=str(output),
+        profile="lmdeploy",
+        policy=Policy(sample_gap=gap),
+        epoch=CLOCK.epoch(),
+        verdict="suspected_hang",
+        instances=tuple(CapturedInstance(instance=InstanceKey(pid=pid), pid=pid) for pid in pids),
+        deadline=deadline,
+        **more,
+    )
+
+
+def capture(*pids, output, progress=lambda _p: None, rejudge=lambda _a: "", **more):
+    """Capture processes; return the outcome and its evidence by step."""
+    outcome = run(
+        request_for(*pids, output=output, **more), clock=CLOCK, progress=progress, rejudge=rejudge
+    )
+    return outcome, {evidence.step: evidence for evidence in outcome.evidence}
+
+
+def step_for(pid, *, collector="stacks", sample=1, timeout=10.0, name="", ticks=None, **options):
+    """Return a step about a process as it is now."""
+    process = ProcessId(pid, procfs.start_ticks(pid) if ticks is None else ticks)
+    target = Target(process=process, role=Role.ENGINE)
+    return Step(
+        id=name or f"{collector}/{pid}/{sample}",
+        collector=collector,
+        scope=Scope.PROCESS,
+        stage=Stage.A,
+        sample=sample,
+        rung=5,
+        folder=target.folder,
+        timeout=timeout,
+        target=target,
+        options=options,
+    )
+
+
+@contextmanager
+def pool(output, *, patience=60.0, **more):
+    """Give a pool and its rooms."""
+    rooms = Rooms.create(output, "test")
+    workers = Pool(rooms, CLOCK, until=CLOCK.now() + patience, **more)
+    try:
+        yield workers, rooms
+    finally:
+        workers.close()
+
+
+def run_steps(output, *steps, **more):
+    """Run steps in a pool; return the evidence."""
+    with pool(output, **more) as (workers, _):
+        workers.submit(steps, phase=Phase.ONSET)
+        return workers.wait(steps)
+
+
+def program(path, script):
+    """Write an executable shell script that plays a tool."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def read(outcome, *parts):
+    """Return a file of a capture's work directory."""
+    return Path(outcome.work, *parts).read_text(encoding="utf-8")

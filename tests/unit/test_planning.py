@@ -1,0 +1,158 @@
+"""Who is asked what, in which order."""
+
+from pathlib import PurePosixPath
+
+from hangwatch.core.planning import file_name, plan
+from hangwatch.model.capture import Collector, Gate, Scope, Stage, Target
+from hangwatch.model.identity import ProcessId, Role
+from hangwatch.model.policy import Policy
+from hangwatch.model.process import Listener
+
+
+def collector(name, *, rung, scope=Scope.PROCESS, stage=Stage.A, samples=1, **more):
+    return Collector(
+        name=name,
+        title=name,
+        scope=scope,
+        rung=rung,
+        stage=stage,
+        samples=samples,
+        timeout=10.0,
+        collect=lambda _step, _room: None,
+        **more,
+    )
+
+
+def target(pid, role=Role.ENGINE, **more):
+    return Target(process=ProcessId(pid, pid), role=role, **more)
+
+
+KERNEL = collector("kernel", rung=1, samples=2)
+STACKS = collector("stacks", rung=5, samples=2, python_only=True)
+NATIVE = collector("native", rung=6, stage=Stage.B, gates=(Gate.HUNG, Gate.NO_D_STATE))
+LOGS = collector("logs", rung=8, scope=Scope.LOG, stage=Stage.B)
+ENDPOINTS = collector("endpoints", rung=2, scope=Scope.ENDPOINT, samples=2, waits=True)
+GPU = collector("gpu", rung=3, scope=Scope.NODE, samples=2)
+SERVER = target(
+    7,
+    Role.API_SERVER,
+    listeners=(Listener(host="10.0.0.1", port=8000, inode=1),),
+)
+
+
+def ids(*targets, collectors=(STACKS, KERNEL), **more):
+    made = plan(targets, collectors=collectors, policy=Policy(), paths={}, **more)
+    return [step.id for step in made.steps]
+
+
+def test_the_most_volatile_comes_first_and_within_it_the_most_suspicious():
+    assert [
+        "kernel/2/1",
+        "kernel/1/1",
+        "stacks/2/1",
+        "stacks/1/1",
+        "kernel/2/2",
+        "kernel/1/2",
+        "stacks/2/2",
+        "stacks/1/2",
+    ] == ids(target(2), target(1))
+
+
+def test_stage_b_follows_both_samples_and_brings_its_gates():
+    made = plan([target(1)], collectors=[NATIVE, STACKS], policy=Policy(), paths={})
+
+    assert ["stacks/1/1", "stacks/1/2", "native/1"] == [step.id for step in made.steps]
+    assert (Gate.HUNG, Gate.NO_D_STATE) == made.steps[-1].gates
+
+
+def test_a_program_without_python_gets_no_python_stacks_and_a_note_says_so():
+    made = plan([target(1, python=False)], collectors=[KERNEL, STACKS], policy=Policy(), paths={})
+
+    assert {"kernel"} == {step.collector for step in made.steps}
+    assert ("no Python in 1: no Python stacks of these",) == made.notes
+
+
+def test_all_servers_are_asked_in_one_step_that_waits_beside_the_others():
+    made = plan(
+        [SERVER, target(8)],
+        collectors=[ENDPOINTS],
+        policy=Policy(),
+        paths={"health": "/health"},
+    )
+
+    assert ["endpoints/1", "endpoints/2"] == [step.id for step in made.steps]
+    assert made.steps[0].waits
+    assert (SERVER,) == made.steps[0].targets
+    assert {"path.health": "/health", "url.7.0": "http://10.0.0.1:8000"} == made.steps[0].options
+
+
+def test_an_address_that_is_known_to_answer_is_the_only_one_asked():
+    server = target(
+        7,
+        Role.API_SERVER,
+        listeners=tuple(Listener(host="10.0.0.1", port=p, inode=p) for p in (1, 2)),
+    )
+
+    made = plan(
+        [server],
+        collectors=[ENDPOINTS],
+        policy=Policy(),
+        paths={},
+        urls={7: "http://10.0.0.1:2"},
+    )
+
+    assert {"url.7.0": "http://10.0.0.1:2"} == made.steps[0].options
+
+
+def test_an_address_that_the_server_does_not_hold_is_never_asked():
+    made = plan(
+        [SERVER], collectors=[ENDPOINTS], policy=Policy(), paths={}, urls={7: "http://other:1"}
+    )
+
+    assert {"url.7.0": "http://10.0.0.1:8000"} == made.steps[0].options
+
+
+def test_without_a_server_nobody_is_asked():
+    assert [] == ids(target(1), collectors=[ENDPOINTS])
+
+
+def test_each_log_is_read_once_under_a_name_of_its_own():
+    made = plan(
+        [target(1, logs=("/a/worker-1.out", "/b/worker-1.out", "/a/data.bin"))],
+        collectors=[LOGS],
+        policy=Policy(),
+        paths={},
+        logs=("/a/worker-1.out",),
+    )
+
+    assert [("/a/worker-1.out", "worker-1.out"), ("/b/worker-1.out", "2-worker-1.out")] == [
+        (step.subject, step.options["name"]) for step in made.steps
+    ]
+    assert {PurePosixPath("logs")} == {step.folder for step in made.steps}
+
+
+def test_step_ids_are_unique():
+    made = ids(SERVER, target(8), target(9), collectors=[KERNEL, STACKS, NATIVE, ENDPOINTS, GPU])
+
+    assert len(made) == len(set(made))
+
+
+def test_settings_of_a_collector_reach_its_steps():
+    made = plan(
+        [target(1)],
+        collectors=[STACKS, KERNEL],
+        policy=Policy(),
+        paths={},
+        options={"stacks": {"py_spy": "/opt/py-spy"}},
+    )
+
+    assert {"kernel": {}, "stacks": {"py_spy": "/opt/py-spy"}} == {
+        step.collector: dict(step.options) for step in made.steps
+    }
+
+
+def test_the_first_sample_of_a_file_has_no_number():
+    assert ("threads.json", "threads2.json") == (
+        file_name("threads", ".json", 1),
+        file_name("threads", ".json", 2),
+    )
