@@ -1,7 +1,8 @@
 """The child that makes one capture, from the first look to the bundle, and tells how it goes.
 
-In: ``{"kind": "capture", "request": …}``, once; ``{"kind": "verdict", "word": …}``, the answer to
-``stage_a``; ``{"kind": "stop"}``: finish with what there is.
+In: ``{"kind": "capture", "request": …}``, once; ``{"kind": "verdict", "word": …, "request": …}``,
+the answer to ``stage_a``, with all that is known of the incident by then; ``{"kind": "stop"}``:
+finish with what there is.
 
 Out: ``progress``; ``{"kind": "stage_a", "stacks": […], "processes": […]}``, upon which it waits
 for a verdict, ``VERDICT_TIMEOUT`` at most; at the end ``{"kind": "bundle", "path": …, "verdict":
@@ -42,8 +43,12 @@ def capture_and_bundle(
     progress: Callable[[Progress], None] = lambda _progress: None,
     rejudge: Callable[[StageA], str] = lambda _stage_a: "",
     stopped: Callable[[], bool] = lambda: False,
+    latest: Callable[[], CaptureRequest | None] = lambda: None,
 ) -> tuple[CaptureOutcome, BundleWritten]:
     """Capture, write the bundle, and leave nothing else behind; for callers see ``capture.run``.
+
+    *latest* returns the request as it stands when the bundle is written, where it has changed:
+    instances that fall silent together are not all noticed at once.
 
     Raises:
         OutputError: The bundle cannot be written where it should go; nothing of it is left.
@@ -63,7 +68,7 @@ def capture_and_bundle(
                 elapsed=clock.now() - outcome.started_at,
             )
         )
-        return outcome, bundle.write(outcome, request, clock=clock)
+        return outcome, bundle.write(outcome, latest() or request, clock=clock)
     finally:
         Rooms(Path(outcome.work)).remove()
 
@@ -95,6 +100,8 @@ class _Line:
                     self.request = from_plain(CaptureRequest, message["request"])
                 case "verdict":
                     self.verdict = str(message.get("word", ""))
+                    if "request" in message:
+                        self.request = from_plain(CaptureRequest, message["request"])
                 case "stop":
                     self.stopped = True
                 case _:
@@ -146,6 +153,7 @@ def _conduct(channel: Channel) -> None:
             progress=line.progress,
             rejudge=lambda stage_a: line.rejudge(stage_a, clock),
             stopped=line.is_stopped,
+            latest=lambda: line.request,
         )
     except HangwatchError as error:
         line.send("failed", error=str(error), hint="")

@@ -7,7 +7,7 @@ again, ``ATTEMPTS`` times in all; one that reports a failure is not, because it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -32,6 +32,10 @@ PATIENCE: Final = 30.0
 """Seconds of a conductor's silence, and beyond its deadline, until it counts as lost."""
 
 
+SETTLING: Final = 8.0
+"""Seconds that an answer may wait; less than a conductor waits for it."""
+
+
 class Listener(Protocol):
     """Whom the responder tells how captures go."""
 
@@ -48,7 +52,7 @@ class _Capture:
     started_at: Instant = field(default=Instant(0.0))
     heard_at: Instant = field(default=Instant(0.0))
     deadline: float = 0.0
-    asks: bool = False
+    asked_at: Instant | None = None
 
 
 class Responder:
@@ -93,13 +97,26 @@ class Responder:
         if incident.id in self._captures:
             self._captures[incident.id].incident = incident
 
-    def answer(self, verdicts: Mapping[str, str]) -> None:
-        """Tell conductors that asked what became of their incident, by incident id."""
-        for capture in tuple(self._captures.values()):
-            if capture.asks:
-                capture.asks = False
-                word = verdicts.get(capture.incident.id, capture.incident.verdict.word)
-                self._say(capture, {"kind": "verdict", "word": word})
+    def answer(self, incidents: Iterable[Incident], *, unsettled: Collection[str] = ()) -> None:
+        """Tell conductors that asked what became of their incident.
+
+        Args:
+            incidents: As they stand.
+            unsettled: Ids of those that others may still join. Their conductors are answered as
+                soon as that is over, ``SETTLING`` seconds later at most.
+        """
+        now = self._clock.now()
+        for incident in incidents:
+            capture = self._captures.get(incident.id)
+            if capture is None or capture.asked_at is None:
+                continue
+            capture.incident = incident
+            if incident.id in unsettled and now - capture.asked_at < SETTLING:
+                continue
+            capture.asked_at = None
+            request = to_plain(self._request(incident))
+            word = incident.verdict.word
+            self._say(capture, {"kind": "verdict", "word": word, "request": request})
 
     def stop(self) -> None:
         """Have every running capture finish with what there is; begin no other."""
@@ -166,7 +183,7 @@ class Responder:
             case "progress":
                 self._tell("progress", incident, message)
             case "stage_a":
-                capture.asks = True
+                capture.asked_at = self._clock.now()
                 try:
                     return (
                         *from_plain(tuple[StacksSeen, ...], message.get("stacks", ())),
@@ -214,7 +231,7 @@ class Responder:
         if child is not None:
             child.kill()
             child.close(0.0)
-        capture.asks = False
+        capture.asked_at = None
         self._retry(capture, now, reason)
 
     def _retry(self, capture: _Capture, now: Instant, reason: str) -> None:

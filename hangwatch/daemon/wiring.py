@@ -59,7 +59,7 @@ from hangwatch.model.observation import (
 )
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Epoch, Instant
-from hangwatch.model.verdict import ALARMS, StopWindow
+from hangwatch.model.verdict import ALARMS, Gone, Idle, Paused, StopWindow
 from hangwatch.system.clock import SystemClock
 from hangwatch.system.logs import log
 from hangwatch.system.notify import Notifier
@@ -246,8 +246,10 @@ class Watch:
         return not self._responder.busy
 
     def _settled(self, state: advance.State) -> None:
-        incidents = {incident.id: incident.verdict.word for incident in state.incidents}
-        self._responder.answer(incidents)
+        if self._responder.busy:
+            now = self._clock.now()
+            unsettled = {x.id for x in state.incidents if may_grow(x, state, now)}
+            self._responder.answer(state.incidents, unsettled=unsettled)
 
     def _save(self) -> None:
         assert self.loop is not None
@@ -454,6 +456,22 @@ class Watch:
             # The second Ctrl-C means: at once.
             self._stopping_since = Instant(float("-inf"))
         self.stop()
+
+
+def may_grow(incident: Incident, state: advance.State, now: Instant) -> bool:
+    """Say whether an instance misses a beat that is not a member yet.
+
+    Beats of instances that stop together are spread over an interval, and so are their alarms.
+    """
+    members = {member.instance for member in incident.members}
+    return any(
+        not isinstance(tracked.verdict, (Gone, Idle, Paused, *ALARMS))
+        and tracked.facts is not None
+        and tracked.facts.missing_at is not None
+        and now >= tracked.facts.missing_at
+        for key, tracked in state.instances.items()
+        if key not in members
+    )
 
 
 def recall(state: StateDirectory, epoch: Epoch) -> advance.Memory | None:

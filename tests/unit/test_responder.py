@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fake_children import Nursery
 
 from hangwatch.core.codec import to_plain
@@ -12,7 +14,7 @@ from hangwatch.model.incident import Incident
 from hangwatch.model.observation import CaptureEnded, StacksSeen
 from hangwatch.model.policy import Policy
 from hangwatch.model.time import Instant
-from hangwatch.model.verdict import Confidence, SuspectedHang
+from hangwatch.model.verdict import Confidence, Hung, SuspectedHang
 from hangwatch.model.vitals import Motion, StackVital
 from hangwatch.testing import FakeClock
 
@@ -44,12 +46,13 @@ class Scene:
             incident=incident,
         )
 
-    def begin(self, name: str = "x-1") -> None:
+    def begin(self, name: str = "x-1") -> Incident:
         incident = Incident(
             id=name, members=(), watched=1, verdict=VERDICT, detected_at=Instant(0.0)
         )
         self.responder.begin(incident)
         self.responder.hear()
+        return incident
 
     def pass_time(self, seconds: float) -> list[object]:
         heard: list[object] = []
@@ -76,24 +79,49 @@ def test_an_incident_has_one_capture_however_often_it_is_asked_for():
     assert 1 == len(scene.nursery.children)
 
 
-def test_what_stage_a_saw_is_judged_before_the_conductor_is_answered():
-    scene = Scene()
-    scene.begin()
+def stage_a(scene: Scene) -> tuple[object, ...]:
     seen = StacksSeen(
         instance=InstanceKey(pid=7), stacks=StackVital(at=Instant(5.0), motion=Motion.FROZEN)
     )
     scene.nursery.last.said = [{"kind": "stage_a", "stacks": [to_plain(seen)], "processes": []}]
     heard = scene.responder.hear()
-    scene.responder.answer({"x-1": "hung"})
-
     assert (seen,) == heard
-    assert {"kind": "verdict", "word": "hung"} == scene.nursery.last.told[-1]
+    return heard
+
+
+def hung(incident: Incident) -> Incident:
+    verdict = Hung(since=Instant(0.0), cause="silence", confidence=Confidence.HIGH)
+    return replace(incident, verdict=verdict)
+
+
+def test_what_stage_a_saw_is_judged_before_the_conductor_is_answered():
+    scene = Scene()
+    incident = scene.begin()
+    stage_a(scene)
+    scene.responder.answer([hung(incident)])
+
+    answer = scene.nursery.last.told[-1]
+    assert ("verdict", "hung") == (answer["kind"], answer["word"])
+    assert to_plain(hung(incident)) == answer["request"]["incident"]
+
+
+def test_an_answer_waits_until_nobody_else_may_join_but_not_for_ever():
+    scene = Scene()
+    incident = scene.begin()
+    stage_a(scene)
+    waited = 0
+    while len(scene.nursery.last.told) == 1:
+        scene.responder.answer([hung(incident)], unsettled={incident.id})
+        scene.clock.sleep(1.0)
+        waited += 1
+
+    assert 9 == waited
 
 
 def test_a_conductor_that_did_not_ask_is_not_answered():
     scene = Scene()
-    scene.begin()
-    scene.responder.answer({"x-1": "hung"})
+    incident = scene.begin()
+    scene.responder.answer([hung(incident)])
 
     assert 1 == len(scene.nursery.last.told)
 
