@@ -152,6 +152,7 @@ class State:
         begun_at: When we began to listen.
         instances: Every engine seen.
         sources: Every log followed.
+        aliases: Names under which a driver's stream calls an instance known otherwise.
         incidents: Open ones, and the latest closed.
         cooling: When each instance was last captured.
         serial: Number of the last incident.
@@ -163,6 +164,7 @@ class State:
     begun_at: Instant
     instances: Mapping[InstanceKey, Tracked] = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict)
+    aliases: Mapping[InstanceKey, InstanceKey] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     cooling: Mapping[InstanceKey, Instant] = field(default_factory=dict)
     serial: int = 0
@@ -312,6 +314,7 @@ class _Turn:
         self._now = now
         self._instances = dict(state.instances)
         self._sources = dict(state.sources)
+        self._aliases = dict(state.aliases)
         self._incidents = list(state.incidents)
         self._cooling = dict(state.cooling)
         self._serial = state.serial
@@ -325,6 +328,7 @@ class _Turn:
             self._state,
             instances=self._instances,
             sources=self._sources,
+            aliases=self._aliases,
             incidents=tuple(self._incidents),
             cooling=self._cooling,
             serial=self._serial,
@@ -442,7 +446,9 @@ class _Turn:
                 self._touched.add(key)
 
     def _beat(self, beat: Heartbeat, *, fresh: bool) -> None:
-        key = beat.instance
+        key = self._identity(beat)
+        if key != beat.instance:
+            beat = replace(beat, instance=key)
         if key not in self._instances:
             self._introduce(beat)
         tracked = self._instances[key]
@@ -478,6 +484,26 @@ class _Turn:
             self._compare_paths(name, beat, carried)
         if vital.merged:
             self._touch_carried(name)
+
+    def _identity(self, beat: Heartbeat) -> InstanceKey:
+        """Return under which name the engine is known.
+
+        A driver names the node of a worker, the worker's own file does not.
+        """
+        key = self._aliases.get(beat.instance, beat.instance)
+        if key in self._instances or key.pid is None:
+            return key
+        known = [
+            other
+            for other, tracked in self._instances.items()
+            if (other.pid, other.tag) == (key.pid, key.tag)
+            and "" in (other.host, key.host)
+            and all(self._sources[name].vital.relayed != beat.relayed for name in tracked.carried)
+        ]
+        if len(known) != 1:
+            return key
+        self._aliases[key] = known[0]
+        return known[0]
 
     def _introduce(self, beat: Heartbeat) -> None:
         """Begin to track who printed *beat*; what was known of its process becomes its own."""

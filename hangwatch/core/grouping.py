@@ -19,6 +19,7 @@ from hangwatch.model.verdict import (
     ALARMS,
     Blind,
     Blocked,
+    Confidence,
     Dead,
     Gone,
     Hung,
@@ -52,14 +53,19 @@ _STRENGTH: Final[tuple[type[Verdict], ...]] = (
 """Weakest first: an ``ok`` beats an ``idle``, for an idle engine is no news beside a busy one."""
 
 
+_SURE: Final = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+
+
 def strength(verdict: Verdict) -> int:
     """Return the rank of *verdict*: the higher, the more it says of the whole."""
     return _STRENGTH.index(type(verdict))
 
 
 def strongest(verdicts: Iterable[Verdict]) -> Verdict | None:
-    """Return the strongest verdict, the oldest among equals; ``None`` of none."""
-    return max(verdicts, key=lambda v: (strength(v), -v.since), default=None)
+    """Return the strongest verdict; among equals the surest, then the oldest; ``None`` of none."""
+    return max(
+        verdicts, key=lambda v: (strength(v), _SURE.index(v.confidence), -v.since), default=None
+    )
 
 
 def is_alarm(verdict: Verdict | None) -> bool:

@@ -34,6 +34,7 @@ which is why no sentence of a verdict contains the present time.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -76,6 +77,9 @@ SETTLED_D: Final = 10.0
 
 BUSY_CPU: Final = 80.0
 """Percent of a core: the loop's thread computes."""
+
+_DRIVER: Final = re.compile(r"_?(?:nv|nvidia|uvm|rm_|os_acquire|os_pci)")
+"""Wait channels of the GPU driver's kernel module: what waits there waits for no storage."""
 
 POLLING: Final = 500.0
 """Voluntary context switches a second of a loop that polls the GPU; about 900 measured, an idle
@@ -624,7 +628,9 @@ def _idle(vitals: Vitals, known: Facts) -> Verdict | None:
         )
     if known.demand is not Demand.NONE:
         return None
+    cause = "not-a-hang:idle"
     if vitals.slept is not None or vitals.aborted_at is not None:
+        cause = "not-a-hang:paused"
         words = "its requests were given up or put to sleep, and none has come since"
     elif vitals.last is not None and vitals.last.in_flight == 0:
         words = "its last heartbeat had no request in flight"
@@ -634,7 +640,7 @@ def _idle(vitals: Vitals, known: Facts) -> Verdict | None:
     content = health is not None and health.meaning is HealthMeaning.HEALTHY
     return Idle(
         since=since,
-        cause="not-a-hang:idle",
+        cause=cause,
         confidence=Confidence.HIGH if content else Confidence.MEDIUM,
         because=(words,),
     )
@@ -785,14 +791,14 @@ def _d_state(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
         return None
     long_at, settled_at = _d_state_limits(vitals, policy, known)
     for process in vitals.processes:
-        if not process.needed or process.state != "D":
-            continue
+        if not process.needed or process.state != "D" or process.read_bytes_per_s:
+            continue  # slow storage that still delivers is no hang
         settled = process.at - process.since >= SETTLED_D and now >= settled_at
         if now >= long_at or settled:
             wchan = f" in {process.wchan}" if process.wchan else ""
             return Hung(
                 since=known.progress_at or known.clock,
-                cause="storage-d-state",
+                cause="node-fault" if _DRIVER.match(process.wchan) else "storage-d-state",
                 confidence=Confidence.HIGH,
                 because=(
                     f"{process.role} {process.pid} is in uninterruptible sleep{wchan}",

@@ -187,7 +187,10 @@ def _read(
             if isinstance(item, BeatSeen):
                 key = item.beat.instance
                 log.heartbeats += 1
-                log.beats.setdefault(key, deque(maxlen=KEPT_BEATS)).append(item.beat)
+                kept = log.beats.setdefault(key, deque(maxlen=KEPT_BEATS))
+                # A driver's copy of a beat is no second beat.
+                if not kept or kept[-1].printed != item.beat.printed:
+                    kept.append(item.beat)
                 log.cited[key] = Citation(
                     path=line.source,
                     line=line.number,
@@ -224,13 +227,19 @@ def _record(state: State, key: InstanceKey, log: _Log) -> InstanceRecord:
     vitals = view(state, key)
     verdict = state.instances[key].verdict
     assert verdict is not None
+    names = [key, *(alias for alias, name in state.aliases.items() if name == key)]
+    written = max(
+        (name for name in names if name in log.beats),
+        key=lambda n: log.beats[n][-1].at,
+        default=key,
+    )
     return InstanceRecord(
         instance=key,
         verdict=verdict,
         last_beat=vitals.last,
         window=judge.stop_window(vitals, state.policy) if grouping.is_alarm(verdict) else None,
-        beats=tuple(log.beats.get(key, ())),
-        citation=log.cited.get(key),
+        beats=tuple(log.beats.get(written, ())),
+        citation=log.cited.get(written),
     )
 
 

@@ -95,6 +95,7 @@ class ProcessVital:
         wchan: Kernel function it sleeps in, or ``""``.
         cpu_pct: Share of one core since the look before, percent, or ``None``.
         vol_ctxt_per_s: Voluntary context switches a second, or ``None``.
+        read_bytes_per_s: Bytes a second that it reads from storage, or ``None``.
         needed: Whether the instance cannot work without it.
     """
 
@@ -107,6 +108,7 @@ class ProcessVital:
     wchan: str = ""
     cpu_pct: float | None = None
     vol_ctxt_per_s: float | None = None
+    read_bytes_per_s: float | None = None
     needed: bool = True
 
 
