@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC
 from typing import Final
 
 from hangwatch.model.identity import InstanceKey
@@ -87,7 +88,7 @@ def union(windows: Iterable[StopWindow | None]) -> StopWindow | None:
 
 def incident_id(epoch: Epoch, at: Instant, serial: int) -> str:
     """Return a name that is unique on one state directory and sorts by time."""
-    return f"{epoch.wall_of(at).astimezone():%Y%m%dT%H%M%S}-{serial}"
+    return f"{epoch.wall_of(at).astimezone(UTC):%Y%m%dT%H%M%S}-{serial}"
 
 
 def home(incidents: Sequence[Incident], member: Member, seconds: float) -> int | None:

@@ -1,0 +1,139 @@
+"""``hangwatch replay``: the detector over an old log, in virtual time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import datetime, tzinfo
+from pathlib import Path
+
+import click
+
+from hangwatch.cli.times import in_zone, moment, offset, zone_of
+from hangwatch.core import contracts
+from hangwatch.core.replay import continued, replay
+from hangwatch.errors import UsageError
+from hangwatch.model.incident import Transition
+from hangwatch.model.policy import Policy
+from hangwatch.model.replay import ReplayResult
+from hangwatch.model.verdict import ALARMS
+from hangwatch.registry import profiles
+from hangwatch.system import logmaterial
+
+FOUND = 3
+"""Exit code when the answer is an alarm."""
+
+
+@click.command(name="replay")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--until",
+    "--now",
+    "until",
+    type=moment,
+    metavar="TIME",
+    help="When the evaluation ends; the end of the log by default.",
+)
+@click.option(
+    "--tz", "zone", type=offset, metavar="±HH:MM", help="Zone of stamps that have no offset."
+)
+@click.option(
+    "--heartbeat-interval",
+    type=click.FloatRange(min=0.01),
+    help="Seconds between beats; by default what the engine's profile says.",
+)
+@click.option(
+    "--stall-after",
+    type=click.FloatRange(min=0.01),
+    default=Policy().stall_after,
+    show_default=True,
+    help="Seconds of silence that are suspicious.",
+)
+@click.option("--profile", "engine", help="Look for this engine only; `hangwatch list` names them.")
+def command(
+    paths: tuple[Path, ...],
+    *,
+    as_json: bool,
+    until: datetime | None,
+    zone: tzinfo | None,
+    heartbeat_interval: float | None,
+    stall_after: float,
+    engine: str | None,
+) -> None:
+    """Run the detector over old logs.
+
+    PATHS are logs, folders of logs, or case folders. Exit code 3 says that it ended with an alarm.
+    """
+    engines = profiles()
+    if engine is not None:
+        if engine not in engines:
+            raise UsageError(f"there is no profile {engine!r}: choose from {', '.join(engines)}")
+        engines = {engine: engines[engine]}
+    policy = Policy(heartbeat_interval=heartbeat_interval, stall_after=stall_after)
+    naive = zone_of(until, zone)
+    now = in_zone(until, naive)
+    material = logmaterial.read(paths, profiles=engines.values(), zone=naive, until=now)
+    end = material.ends_at if now is None else material.epoch.instant_of(now)
+    result = replay(material, profiles=engines, policy=policy, until=end)
+    if as_json:
+        click.echo(json.dumps(contracts.replayed(result), ensure_ascii=False, indent=1))
+    else:
+        then: tuple[Transition, ...] = ()
+        if now is None and not result.alarmed:
+            then = continued(material, profiles=engines, policy=policy, until=end)
+        click.echo("\n".join(_page(result, then)))
+    if result.alarmed:
+        sys.exit(FOUND)
+
+
+def _page(result: ReplayResult, then: tuple[Transition, ...]) -> Iterator[str]:
+    epoch = result.epoch
+    yield from _timeline(result)
+    for found in result.incidents:
+        stopped = contracts.window(epoch, found.window)
+        yield (
+            f"incident {found.id}: {found.verdict.word} ({found.verdict.cause}), "
+            f"{len(found.members)} of {found.watched} instances"
+            + (f", stopped between {stopped[0]} and {stopped[1]}" if stopped else "")
+            + (f", over at {contracts.instant(epoch, found.closed_at)}" if found.closed_at else "")
+        )
+    for stall in result.stalls:
+        yield (
+            f"stall of {stall.instance.name} since {contracts.instant(epoch, stall.since)}: "
+            f"{stall.seconds:.0f} s, ended by itself"
+        )
+    if result.transitions:
+        yield ""
+    verdict = result.verdict
+    yield (
+        f"{verdict.word} ({verdict.cause}), confidence {verdict.confidence},"
+        f" as of {contracts.instant(epoch, result.until)}"
+    )
+    yield from (f"  - {sentence}" for sentence in verdict.because)
+    yield f"{result.heartbeats} heartbeats of {len(result.instances)} instances"
+    yield from (f"note: {note}" for note in (*result.notes, *result.problems))
+    if then:
+        first = then[0]
+        yield (
+            f"note: the log ends here; if the silence went on, {first.instance.name} would be "
+            f"{first.after.word} at {contracts.instant(epoch, first.at)}"
+            " (say --until to evaluate at a later time)"
+        )
+
+
+def _timeline(result: ReplayResult) -> Iterator[str]:
+    rows = [
+        (
+            contracts.instant(result.epoch, change.at),
+            change.instance.name,
+            f"{change.before.word} → {change.after.word}" if change.before else change.after.word,
+            change.after.cause,
+        )
+        for change in result.transitions
+    ]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+    for row, change in zip(rows, result.transitions, strict=True):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield click.style(line.rstrip(), fg="red" if isinstance(change.after, ALARMS) else None)
