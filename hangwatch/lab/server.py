@@ -707,14 +707,18 @@ class ApiServer:
             self.metrics.log()
 
     async def client(self, number: int) -> None:
-        """Ask for completions, one after another, as a rollout worker does."""
+        """Ask for completions, one after another, as a rollout worker does.
+
+        Prompts are short: a heartbeat far below the median would say that the engine stopped
+        before it.
+        """
         step = self.options.interval / STEPS_PER_INTERVAL
         await asyncio.sleep(step * number)
         while True:
             if self.fault.due("idle"):
                 await asyncio.sleep(step)
                 continue
-            await self.engine.generate(self._random.randint(64, 512), self._random.randint(16, 48))
+            await self.engine.generate(self._random.randint(8, 32), self._random.randint(16, 48))
             self.access("127.0.0.1", 40_000 + number, "POST /v1/chat/completions", "200 OK")
 
     def access(self, host: str, port: int, request: str, status: str) -> None:
