@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
 
 import click
 
 from hangwatch.cli.times import in_zone, moment, offset, zone_of
-from hangwatch.core import contracts
-from hangwatch.core.replay import continued, replay
+from hangwatch.core import contracts, loose
+from hangwatch.core.layout import Kind, place
+from hangwatch.core.replay import continued, instances, replay
 from hangwatch.errors import UsageError
 from hangwatch.model.incident import Transition
+from hangwatch.model.observation import Observation
 from hangwatch.model.policy import Policy
 from hangwatch.model.replay import ReplayResult
 from hangwatch.model.verdict import ALARMS
 from hangwatch.registry import profiles
-from hangwatch.system import logmaterial
+from hangwatch.system import evidence, logmaterial
 
 FOUND = 3
 """Exit code when the answer is an alarm."""
+
+MAX_SNAPSHOT = 64 << 20
 
 
 @click.command(name="replay")
@@ -76,7 +80,16 @@ def command(
     now = in_zone(until, naive)
     material = logmaterial.read(paths, profiles=engines.values(), zone=naive, until=now)
     end = material.ends_at if now is None else material.epoch.instant_of(now)
-    result = replay(material, profiles=engines, policy=policy, until=end)
+    files = _snapshot_files(paths)
+    snapshots: tuple[Observation, ...] = ()
+    if files:
+        snapshots = loose.snapshots(
+            files,
+            profile=next(iter(engines.values())),
+            at=end,
+            instances=instances(material, profiles=engines),
+        )
+    result = replay(material, profiles=engines, policy=policy, until=end, snapshots=snapshots)
     if as_json:
         click.echo(json.dumps(contracts.replayed(result), ensure_ascii=False, indent=1))
     else:
@@ -86,6 +99,17 @@ def command(
         click.echo("\n".join(_page(result, then)))
     if result.alarmed:
         sys.exit(FOUND)
+
+
+def _snapshot_files(paths: Iterable[Path]) -> dict[str, bytes]:
+    """Return what lies beside the logs and tells of the end: health, metrics, processes."""
+    files: dict[str, bytes] = {}
+    for path in paths:
+        if path.is_dir():
+            files.update(evidence.read((path,)).files)
+        elif place(path.name).kind is not Kind.LOG and path.stat().st_size < MAX_SNAPSHOT:
+            files[path.name] = path.read_bytes()
+    return {name: data for name, data in files.items() if place(name).kind is not Kind.LOG}
 
 
 def _page(result: ReplayResult, then: tuple[Transition, ...]) -> Iterator[str]:

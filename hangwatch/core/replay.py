@@ -126,6 +126,17 @@ def replay(
     )
 
 
+def instances(
+    material: LogMaterial, *, profiles: Mapping[str, EngineProfile]
+) -> tuple[InstanceKey, ...]:
+    """Return whose beats *material* holds, so that snapshots can be told whose they are."""
+    log = _Log()
+    end = material.ends_at
+    for _ in _batches(material, tuple(profiles.values()), end, log):
+        pass
+    return tuple(log.beats)
+
+
 def continued(
     material: LogMaterial,
     *,

@@ -72,7 +72,7 @@ def read(
             streams += _operated(path, engines)
         elif path.is_dir():
             streams += _folder(path, engines, problems)
-        else:
+        elif place(path.name).kind in (Kind.LOG, Kind.OTHER):
             streams += _family([path], path.name, engines, problems, path.parent / "arrival.txt")
     if not streams:
         names = ", ".join(str(path) for path in paths) or "nothing"
