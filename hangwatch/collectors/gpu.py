@@ -97,6 +97,14 @@ def _name(nvml: Any, device: Any) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
+def _memory(nvml: Any, device: Any) -> Any:
+    try:
+        # The second version does not count the driver's own reserve as used; nor does nvidia-smi.
+        return nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2)
+    except nvml.NVMLError:  # a driver older than 510
+        return nvml.nvmlDeviceGetMemoryInfo(device)
+
+
 def _ecc(nvml: Any, device: Any) -> str:
     return str(
         nvml.nvmlDeviceGetTotalEccErrors(
@@ -110,8 +118,8 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[Any, Any], str]], ...]] = (
     ("name", _name),
     ("utilization.gpu [%]", lambda n, d: f"{n.nvmlDeviceGetUtilizationRates(d).gpu} %"),
     ("utilization.memory [%]", lambda n, d: f"{n.nvmlDeviceGetUtilizationRates(d).memory} %"),
-    ("memory.used [MiB]", lambda n, d: f"{n.nvmlDeviceGetMemoryInfo(d).used >> 20} MiB"),
-    ("memory.total [MiB]", lambda n, d: f"{n.nvmlDeviceGetMemoryInfo(d).total >> 20} MiB"),
+    ("memory.used [MiB]", lambda n, d: f"{_memory(n, d).used >> 20} MiB"),
+    ("memory.total [MiB]", lambda n, d: f"{_memory(n, d).total >> 20} MiB"),
     ("power.draw [W]", lambda n, d: f"{n.nvmlDeviceGetPowerUsage(d) / 1000:.2f} W"),
     ("power.limit [W]", lambda n, d: f"{n.nvmlDeviceGetEnforcedPowerLimit(d) / 1000:.2f} W"),
     ("clocks.sm [MHz]", lambda n, d: f"{n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_SM)} MHz"),
