@@ -100,6 +100,9 @@ BLOCK: Final = 64 << 10
 BUDGET: Final = 4 << 20
 """Bytes of one file in one ``read``, so that a flood in one log delays no other."""
 
+WHOLE_BUDGET: Final = 64 << 20
+"""Bytes of all files in one ``read``, so that it returns within a second."""
+
 BACKLOG: Final = 256 << 10
 MAX_BACKLOG: Final = 8 << 20
 ANCHOR: Final = 256
@@ -233,6 +236,29 @@ class Tailer:
         self._began = time.time() - CLOCK_SLACK
         self._events: list[FollowEvent] = []
         self._behind = False
+        self._budget = BUDGET
+
+    def follow(self, request: FollowRequest) -> None:
+        """Follow what *request* asks for from now on.
+
+        What both requests ask for goes on without a break. Logs that only the former asked for
+        retire with the next ``poll``; its streams stay.
+        """
+        known = {stream.source.name for stream in self._streams} | set(self._request.streams)
+        self._streams += [
+            _Stream(path, _Source(name), Scanner(request.needles))
+            for name, path in request.streams.items()
+            if name not in known
+        ]
+        self._request = request
+        self._expander = Expander(roots=request.roots, mount=request.mount, mounts=self._mounts)
+        self._troubled &= set(request.patterns)
+
+    @property
+    def descriptors(self) -> dict[Key, int]:
+        """The files that are open: device and inode to descriptor. Only to be watched."""
+        files = [file for source in self._sources.values() for file in source.files]
+        return {file.key: file.fd for file in files if file.fd >= 0}
 
     @property
     def behind(self) -> bool:
@@ -247,6 +273,8 @@ class Tailer:
     def read(self) -> tuple[FollowEvent, ...]:
         """Read what was written to the files that are open."""
         self._behind = False
+        share = WHOLE_BUDGET // max(1, len(self._sources))
+        self._budget = max(BLOCK, min(BUDGET, share))
         for source in self._sources.values():
             for file in source.files:
                 self._read(source, file)
@@ -579,7 +607,7 @@ class Tailer:
             return False
         now = self._clock.now()
         count, said = 0, False
-        while count < BUDGET:
+        while count < self._budget:
             try:
                 block = _next_block(file)
             except OSError as error:
@@ -611,7 +639,7 @@ class Tailer:
             self._tell(source, file.scanner.feed(block), now, fresh=fresh)
         if count:
             file.quiet_since = now
-        more = count >= BUDGET
+        more = count >= self._budget
         self._behind = self._behind or more
         return more
 
@@ -627,7 +655,7 @@ class Tailer:
         if stream.fd < 0 and not self._open_stream(stream, now):
             return
         source, count = stream.source, 0
-        while count < BUDGET:
+        while count < self._budget:
             try:
                 block = os.read(stream.fd, BLOCK)
             except BlockingIOError:
@@ -647,7 +675,7 @@ class Tailer:
                 self._events.append(SourceGrew(source=source.name, at=now))
             count += len(block)
             self._tell(source, stream.scanner.feed(block), now, stream=True)
-        self._behind = self._behind or count >= BUDGET
+        self._behind = self._behind or count >= self._budget
 
     def _open_stream(self, stream: _Stream, now: Instant) -> bool:
         source = stream.source
