@@ -18,7 +18,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hangwatch.core import endpoints, motion
@@ -180,7 +180,7 @@ def dossier(
         problems: What was not read or withheld.
     """
     if redactor is not None:
-        result = _redact_result(result, redactor)
+        result = redactor.value(result)
     parsed = _parse(files, profile, result.until)
     last = max((sample for sample, _ in parsed.processes), default=1)
     manifest = _object(files, MANIFEST, parsed.problems)
@@ -216,33 +216,6 @@ def dossier(
         problems=(*result.problems, *problems, *parsed.problems),
         notes=result.notes,
     )
-
-
-# ---------------------------------------------------------------------- redaction of the judgement
-
-
-def _redact_result(result: ReplayResult, redactor: Redactor) -> ReplayResult:
-    """Rename hosts in keys, and redact every sentence."""
-    renamed: ReplayResult = _rewrite(result, redactor)
-    return renamed
-
-
-def _rewrite(value: Any, redactor: Redactor) -> Any:
-    if isinstance(value, InstanceKey):
-        return replace(value, host=redactor.address(value.host))
-    if type(value) is str:
-        return redactor.string(value) if " " in value or "/" in value else value
-    if isinstance(value, tuple):
-        return tuple(_rewrite(item, redactor) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        changed = {}
-        for item in fields(value):
-            before = getattr(value, item.name)
-            after = _rewrite(before, redactor)
-            if after is not before:
-                changed[item.name] = after
-        return replace(value, **changed) if changed else value
-    return value
 
 
 # ---------------------------------------------------------------------- parsing

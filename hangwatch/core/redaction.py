@@ -35,8 +35,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
+
+from hangwatch.model.identity import InstanceKey
 
 MASK: Final = "[redacted]"
 
@@ -279,6 +282,7 @@ class Redactor:
         self._key = key
         self._names: dict[tuple[str, str], str] = {}
         self._numbers: Counter[str] = Counter()
+        self._strings: dict[str, str] = {}
         self._hosts: set[str] = set()
         self._hosts_pattern: re.Pattern[str] | None = None
         for host in hosts:
@@ -319,6 +323,28 @@ class Redactor:
     def string(self, text: str) -> str:
         """Return a redacted string."""
         return self.text(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
+
+    def value(self, value: Any) -> Any:
+        """Return a frozen value, or plain data, with every string in it redacted."""
+        if isinstance(value, InstanceKey):
+            return replace(value, host=self.address(value.host))
+        if type(value) is str:
+            if value not in self._strings:
+                self._strings[value] = self.string(value)
+            return self._strings[value]
+        if isinstance(value, tuple | list):
+            return type(value)(self.value(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self.value(item) for key, item in value.items()}
+        if is_dataclass(value) and not isinstance(value, type):
+            changed = {}
+            for item in fields(value):
+                before = getattr(value, item.name)
+                after = self.value(before)
+                if after is not before and after != before:
+                    changed[item.name] = after
+            return replace(value, **changed) if changed else value
+        return value
 
     def address(self, host: str) -> str:
         """Return the pseudonym of an address or host name; ``""`` and loopback stay."""

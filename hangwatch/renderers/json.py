@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from hangwatch.core.questions import stopped_at, wall
+from hangwatch.core import contracts
+from hangwatch.core.questions import stopped_at
 from hangwatch.core.story import headline
 from hangwatch.model.dossier import Citation, Diagnosis, Dossier, Finding, InstanceRecord, Renderer
 from hangwatch.model.time import Instant
@@ -26,7 +27,7 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "origin": dossier.origin,
-        "now": dossier.now.isoformat(),
+        "now": contracts.moment(dossier.now),
         "headline": headline(diagnosis),
         "verdict": diagnosis.verdict,
         "cause": diagnosis.cause,
@@ -66,7 +67,7 @@ def _instance(dossier: Dossier, record: InstanceRecord) -> dict[str, Any]:
         "verdict": record.verdict.word,
         "cause": record.verdict.cause,
         "confidence": str(record.verdict.confidence),
-        "last_heartbeat": _time(dossier, last.at) if last is not None else None,
+        "last_heartbeat": contracts.last_heartbeat(dossier.epoch, last),
         "since": _time(dossier, record.verdict.since),
         "stopped_at": _time(dossier, stopped_at(record)) if alarm else None,
         "window": _window(dossier, record.window) if alarm else None,
@@ -94,14 +95,12 @@ def _citation(citation: Citation) -> dict[str, Any]:
     return {"path": citation.path, "line": citation.line, "text": citation.text}
 
 
-def _window(dossier: Dossier, window: StopWindow | None) -> list[str | None] | None:
-    if window is None:
-        return None
-    return [_time(dossier, window.earliest), _time(dossier, window.latest)]
+def _window(dossier: Dossier, window: StopWindow | None) -> list[str] | None:
+    return contracts.window(dossier.epoch, window)
 
 
 def _time(dossier: Dossier, at: Instant | None) -> str | None:
-    return None if at is None else wall(dossier, at).isoformat()
+    return None if at is None else contracts.instant(dossier.epoch, at)
 
 
 RENDERER: Final = Renderer(

@@ -1,0 +1,166 @@
+"""From paths to a diagnosis: what ``diagnose``, ``report`` and the bundle's writer share.
+
+A bundle brings what the detector said at the time, and is diagnosed by the rules of today. Loose
+evidence is replayed: once to learn which engines there are, once more with what the snapshots
+say of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime, tzinfo
+from pathlib import Path
+
+from hangwatch import registry
+from hangwatch.core import loose
+from hangwatch.core.codec import CodecError
+from hangwatch.core.diagnosis import diagnose
+from hangwatch.core.layout import INCIDENT, MANIFEST
+from hangwatch.core.redaction import Redactor
+from hangwatch.core.replay import replay
+from hangwatch.errors import ConfigError, NotABundleError
+from hangwatch.model.dossier import Diagnosis, Dossier
+from hangwatch.model.observation import Observation
+from hangwatch.model.policy import Policy
+from hangwatch.model.profile import EngineProfile
+from hangwatch.model.replay import ReplayResult
+from hangwatch.system import evidence, logmaterial
+from hangwatch.system.evidence import EvidenceFiles
+
+
+def explain(dossier: Dossier) -> Diagnosis:
+    """Return what all built-in rules make of a dossier."""
+    return diagnose(dossier, registry.rules().values())
+
+
+def read(
+    paths: Iterable[Path],
+    *,
+    policy: Policy | None = None,
+    now: datetime | None = None,
+    zone: tzinfo | None = None,
+    profile: str = "",
+) -> Dossier:
+    """Return the dossier of a bundle, packed or unpacked, or of loose evidence.
+
+    Args:
+        paths: One bundle or folder, or any number of files.
+        policy: Limits for loose evidence; a bundle brings its own.
+        now: When to evaluate loose evidence; ``None`` takes its end.
+        zone: Zone of naive stamps; ``None`` takes that of *now*, else the local one.
+        profile: Engine profile; ``""`` takes a bundle's own, else LMDeploy's.
+
+    Raises:
+        NotABundleError: There is no evidence, or it is damaged.
+        ConfigError: There is no profile of that name.
+    """
+    chosen = tuple(paths)
+    files = evidence.read(chosen)
+    if files.is_bundle:
+        return _bundle(files, profile)
+    return _loose(
+        files,
+        chosen,
+        policy=policy or Policy(),
+        now=now,
+        zone=zone,
+        profile=_profile(profile or "lmdeploy"),
+    )
+
+
+def read_bundle(path: Path) -> Dossier:
+    """Return the dossier of a bundle, and of nothing else.
+
+    Raises:
+        NotABundleError: It is no bundle, or is damaged.
+    """
+    files = evidence.read([path])
+    if not files.is_bundle:
+        raise NotABundleError(
+            f"{path} is no bundle: {MANIFEST} or {INCIDENT} is missing; for loose evidence use "
+            "hangwatch diagnose"
+        )
+    return _bundle(files, "")
+
+
+def _profile(name: str) -> EngineProfile:
+    try:
+        return registry.profiles()[name]
+    except KeyError:
+        known = ", ".join(registry.profiles())
+        raise ConfigError(f"there is no profile {name!r}: choose one of {known}") from None
+
+
+def _bundle(files: EvidenceFiles, profile: str) -> Dossier:
+    try:
+        result = loose.recorded(files.files)
+    except (CodecError, ValueError, KeyError) as error:
+        raise NotABundleError(
+            f"{files.origin} has an {INCIDENT} that cannot be understood ({error}): it may come "
+            "from a later version of hangwatch"
+        ) from error
+    name = profile or _recorded_profile(files.files)
+    return loose.dossier(
+        files.files,
+        origin=files.origin,
+        result=result,
+        profile=_profile(name),
+        sizes=files.sizes,
+        problems=files.problems,
+    )
+
+
+def _recorded_profile(files: Mapping[str, bytes]) -> str:
+    name = json.loads(files[INCIDENT]).get("profile")
+    return name if isinstance(name, str) and name in registry.profiles() else "lmdeploy"
+
+
+def _loose(
+    files: EvidenceFiles,
+    paths: tuple[Path, ...],
+    *,
+    policy: Policy,
+    now: datetime | None,
+    zone: tzinfo | None,
+    profile: EngineProfile,
+) -> Dossier:
+    zone = zone or (now.tzinfo if now is not None else None) or datetime.now().astimezone().tzinfo
+    assert zone is not None
+    if files.logs:
+        material = logmaterial.read(files.logs, profiles=(profile,), zone=zone, until=now)
+    else:
+        material = logmaterial.of({}, profiles=(profile,), zone=zone, until=now)
+    until = material.epoch.instant_of(now) if now is not None else material.ends_at
+    redactor = Redactor()
+    kept, withheld = loose.redacted(files.files, redactor)
+
+    def judged(snapshots: Iterable[Observation] = ()) -> ReplayResult:
+        return replay(
+            material,
+            profiles={profile.name: profile},
+            policy=policy,
+            until=until,
+            snapshots=tuple(snapshots),
+        )
+
+    result = judged()
+    keys = [record.instance for record in result.instances]
+    seen = loose.snapshots(kept, profile=profile, at=until, instances=keys)
+    if seen:
+        result = judged(seen)
+    unstamped = not material.lines and material.ends_at <= 0
+    if not result.instances and unstamped and not kept:
+        names = ", ".join(str(path) for path in paths)
+        raise NotABundleError(
+            f"{names}: no heartbeat of {profile.title} in it, and no other evidence beside it"
+        )
+    return loose.dossier(
+        kept,
+        origin=files.origin,
+        result=result,
+        profile=profile,
+        redactor=redactor,
+        sizes=files.sizes,
+        problems=(*files.problems, *withheld),
+    )
