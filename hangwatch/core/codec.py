@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from functools import cache
@@ -39,8 +39,8 @@ def to_plain(value: object) -> Any:  # noqa: PLR0911  # one return a kind
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain: dict[str, Any] = {"type": type(value).__name__}
-        for field in dataclasses.fields(value):
-            plain[field.name] = to_plain(getattr(value, field.name))
+        for name in _names(type(value)):
+            plain[name] = to_plain(getattr(value, name))
         return plain
     if isinstance(value, datetime):
         return value.isoformat()
@@ -55,58 +55,55 @@ def to_plain(value: object) -> Any:  # noqa: PLR0911  # one return a kind
     raise CodecError(f"{type(value).__name__} has no plain form")
 
 
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
 def from_plain(kind: type[T] | Any, data: Any) -> T:
     """Return the value of type *kind* that *data* stands for.
 
     Raises:
         CodecError: The data does not have the shape of the type.
     """
-    return cast("T", _decode(kind, data))
+    return cast("T", _reader(cast("Hashable", kind))(data))
+
+
+Reader = Callable[[Any], Any]
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _decode(kind: Any, data: Any) -> Any:  # noqa: C901, PLR0911, PLR0912  # one branch a kind
+def _reader(kind: Any) -> Reader:  # noqa: C901, PLR0911, PLR0912  # one branch a kind
+    """Return what reads a value of type *kind*; made once, for messages are many."""
     while hasattr(kind, "__supertype__"):  # NewType
         kind = kind.__supertype__
     if kind is Any or kind is object:
-        return data
+        return lambda data: data
     origin = get_origin(kind)
     if origin is Union or origin is types.UnionType:
-        return _decode_union(get_args(kind), data)
+        return _union_reader(get_args(kind))
     if kind is type(None):
-        if data is not None:
-            raise CodecError(f"expected null, got {type(data).__name__}")
-        return None
+        return _read_none
     if origin is tuple:
-        return _decode_tuple(get_args(kind), data)
+        return _tuple_reader(get_args(kind))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(data, Mapping):
-            raise CodecError(f"expected an object, got {type(data).__name__}")
-        _, item = get_args(kind)
-        return {str(key): _decode(item, entry) for key, entry in data.items()}
+        return _mapping_reader(get_args(kind)[1])
     if isinstance(kind, type):
         if dataclasses.is_dataclass(kind):
-            return _decode_dataclass(kind, data)
+            return _dataclass_reader(kind)
         if issubclass(kind, Enum):
-            try:
-                return kind(data)
-            except ValueError as error:
-                raise CodecError(str(error)) from error
+            return _enum_reader(kind)
         if issubclass(kind, datetime):
-            return datetime.fromisoformat(_expect(str, data))
+            return lambda data: datetime.fromisoformat(_expect(str, data))
         if issubclass(kind, PurePath):
-            return PurePosixPath(_expect(str, data))
+            return lambda data: PurePosixPath(_expect(str, data))
         if issubclass(kind, bytes):
-            return _expect(str, data).encode("latin-1")
+            return lambda data: _expect(str, data).encode("latin-1")
         if kind is float:
-            return float(_expect((int, float), data))
-        if kind is int and isinstance(data, bool):
-            raise CodecError("expected int, got bool")
-        return _expect(kind, data)
+            return lambda data: float(_expect((int, float), data))
+        if kind is int:
+            return _read_int
+        return lambda data: _expect(kind, data)
     raise CodecError(f"do not know how to read {kind!r}")
 
 
@@ -117,48 +114,105 @@ def _expect(kind: Any, data: Any) -> Any:
     return data
 
 
-def _decode_tuple(arguments: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
-    if isinstance(data, str) or not isinstance(data, Sequence):
-        raise CodecError(f"expected an array, got {type(data).__name__}")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_decode(arguments[0], item) for item in data)
-    if len(arguments) != len(data):
-        raise CodecError(f"expected {len(arguments)} items, got {len(data)}")
-    return tuple(_decode(kind, item) for kind, item in zip(arguments, data, strict=True))
+def _read_none(data: Any) -> None:
+    if data is not None:
+        raise CodecError(f"expected null, got {type(data).__name__}")
 
 
-def _decode_union(members: tuple[Any, ...], data: Any) -> Any:
-    if data is None and type(None) in members:
-        return None
-    if isinstance(data, Mapping) and "type" in data:
-        for member in members:
-            if getattr(member, "__name__", None) == data["type"]:
-                return _decode(member, data)
-    problems = []
-    for member in members:
-        if member is type(None):
-            continue
+def _read_int(data: Any) -> int:
+    if isinstance(data, bool):
+        raise CodecError("expected int, got bool")
+    return int(_expect(int, data))
+
+
+def _enum_reader(kind: type[Enum]) -> Reader:
+    def read(data: Any) -> Any:
         try:
-            return _decode(member, data)
-        except CodecError as error:
-            problems.append(str(error))
-    raise CodecError("; ".join(problems))
+            return kind(data)
+        except ValueError as error:
+            raise CodecError(str(error)) from error
+
+    return read
 
 
-def _decode_dataclass(kind: type, data: Any) -> Any:
-    if not isinstance(data, Mapping):
-        raise CodecError(f"expected an object for {kind.__name__}, got {type(data).__name__}")
-    if data.get("type", kind.__name__) != kind.__name__:
-        raise CodecError(f"expected {kind.__name__}, got {data['type']}")
-    hints = _hints(kind)
-    arguments = {}
-    for field in dataclasses.fields(kind):
-        if field.init and field.name in data:
+def _mapping_reader(item: Any) -> Reader:
+    read_item = _reader(item)
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise CodecError(f"expected an object, got {type(data).__name__}")
+        return {str(key): read_item(entry) for key, entry in data.items()}
+
+    return read
+
+
+def _tuple_reader(arguments: tuple[Any, ...]) -> Reader:
+    every = len(arguments) == 2 and arguments[1] is Ellipsis
+    readers = [_reader(kind) for kind in (arguments[:1] if every else arguments)]
+
+    def read(data: Any) -> Any:
+        if isinstance(data, str) or not isinstance(data, Sequence):
+            raise CodecError(f"expected an array, got {type(data).__name__}")
+        if every:
+            return tuple(map(readers[0], data))
+        if len(readers) != len(data):
+            raise CodecError(f"expected {len(readers)} items, got {len(data)}")
+        return tuple(item(entry) for item, entry in zip(readers, data, strict=True))
+
+    return read
+
+
+def _union_reader(members: tuple[Any, ...]) -> Reader:
+    optional = type(None) in members
+    readers = [_reader(member) for member in members if member is not type(None)]
+    named = {
+        member.__name__: _reader(member)
+        for member in members
+        if isinstance(member, type) and dataclasses.is_dataclass(member)
+    }
+
+    def read(data: Any) -> Any:
+        if data is None and optional:
+            return None
+        if isinstance(data, Mapping) and data.get("type") in named:
+            return named[data["type"]](data)
+        problems = []
+        for item in readers:
             try:
-                arguments[field.name] = _decode(hints[field.name], data[field.name])
+                return item(data)
             except CodecError as error:
-                raise CodecError(f"{kind.__name__}.{field.name}: {error}") from error
-    try:
-        return kind(**arguments)
-    except TypeError as error:
-        raise CodecError(f"{kind.__name__}: {error}") from error
+                problems.append(str(error))
+        raise CodecError("; ".join(problems))
+
+    return read
+
+
+def _dataclass_reader(kind: type) -> Reader:
+    name = kind.__name__
+    readers: dict[str, Reader] = {}
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise CodecError(f"expected an object for {name}, got {type(data).__name__}")
+        if data.get("type", name) != name:
+            raise CodecError(f"expected {name}, got {data['type']}")
+        if not readers:  # not before now: a type may hold itself
+            hints = get_type_hints(kind)
+            readers.update(
+                (field.name, _reader(hints[field.name]))
+                for field in dataclasses.fields(kind)
+                if field.init
+            )
+        arguments = {}
+        for key, item in readers.items():
+            if key in data:
+                try:
+                    arguments[key] = item(data[key])
+                except CodecError as error:
+                    raise CodecError(f"{name}.{key}: {error}") from error
+        try:
+            return kind(**arguments)
+        except TypeError as error:
+            raise CodecError(f"{name}: {error}") from error
+
+    return read
