@@ -30,6 +30,9 @@ from hangwatch.model.identity import Role
 from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile
 
+MAX_TITLE: Final = 400
+"""Characters of a title that tell who a process is; the rest is arguments."""
+
 _OURS: Final = re.compile(r"\s-m hangwatch(?:\.|\s|$)|/bin/hangwatch(?:\s|$)")
 _HELPER: Final = re.compile(
     r"multiprocessing\.(?:resource_tracker|forkserver)"
@@ -71,6 +74,7 @@ class _Search:
     children: dict[int, list[int]] = field(default_factory=dict)
     why: dict[int, str] = field(default_factory=dict)
     named: set[int] = field(default_factory=set)
+    writers: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for row in self.rows.values():
@@ -153,6 +157,7 @@ def _add_writers(search: _Search, logs: frozenset[str]) -> None:
         for log in logs.intersection((*row.logs, *row.stdio[1:])):
             if row.comm not in _HELPER_NAMES:
                 search.add(row.pid, f"writes {log}")
+                search.writers.add(row.pid)
             _add_upstream(search, row, log)
 
 
@@ -163,6 +168,7 @@ def _add_upstream(search: _Search, copier: ProcessRow, log: str) -> None:
     for row in search.rows.values():
         if row.pid != copier.pid and pipe in row.stdio[1:] and row.comm not in _HELPER_NAMES:
             search.add(row.pid, f"writes into the pipe that {copier.pid} copies to {log}")
+            search.writers.add(row.pid)
 
 
 def _add_parents(search: _Search) -> None:
@@ -215,6 +221,9 @@ def _role(search: _Search, row: ProcessRow, instances: Sequence[CapturedInstance
     role = role_of(row, search.profile)
     if role is not Role.OTHER:
         return role
+    # Children inherit the log of the server that started them.
+    if row.pid in search.writers and row.ppid not in search.writers:
+        return Role.API_SERVER
     if any(row.pid == instance.pid for instance in instances):
         return Role.API_SERVER
     # Before it named itself, LMDeploy's engine was a nameless spawned child with a GPU.
@@ -239,7 +248,7 @@ def _target(
     return Target(
         process=row.process,
         role=role,
-        title=row.title,
+        title=row.title[:MAX_TITLE],
         comm=row.comm,
         ppid=row.ppid,
         gpu=row.gpus[0] if len(row.gpus) == 1 else None,

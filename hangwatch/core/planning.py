@@ -193,8 +193,12 @@ def _endpoints(
 
 
 def _names(targets: tuple[Target, ...], logs: Iterable[str]) -> dict[str, str]:
-    """Return each log with a name of its own: those that are followed, then those of targets."""
-    every = [*logs, *(log for t in targets for log in t.logs if _LOG.search(log))]
+    """Return each log with a name of its own: those that are followed, then those of targets.
+
+    Standard input (``-``) is no file that could be read again.
+    """
+    followed = [log for log in logs if log != "-"]
+    every = [*followed, *(log for t in targets for log in t.logs if _LOG.search(log))]
     named: dict[str, str] = {}
     for log in list(dict.fromkeys(every))[:MAX_LOGS]:
         path = PurePosixPath(log.split(" (")[0])

@@ -163,6 +163,19 @@ def test_whoever_writes_the_log_is_kin():
     assert 40 not in found
 
 
+def test_the_topmost_writer_of_the_log_is_the_server_and_its_children_are_not():
+    log = ("/logs/server.log",)
+    table = (
+        INIT,
+        row(60, title="python serve.py", logs=log),
+        row(61, ppid=60, title="python -c spawn_main()", logs=log),
+    )
+
+    found = by_pid(related(table, seeds=(), profile=PROFILE, logs=log))
+
+    assert {60: Role.API_SERVER, 61: Role.OTHER} == {p: t.role for p, t in found.items()}
+
+
 def test_the_server_behind_tee_is_kin():
     table = (
         INIT,
