@@ -115,6 +115,7 @@ class Fleet:
         return {
             "kind": "truth",
             "fault": self.options.fault,
+            "frame": first["frame"],
             "at_monotonic": first["at_monotonic"],
             "at_wall": first["at_wall"],
             "last_at_monotonic": last["at_monotonic"],

@@ -134,8 +134,8 @@ class Fault:
         """Seconds until it begins; never negative, infinite once it has begun."""
         return float("inf") if self.begun else max(0.0, self._at - time.monotonic())
 
-    def begin(self) -> None:
-        """Write the truth, the first time."""
+    def begin(self, frame: str = "") -> None:
+        """Write the truth, the first time; *frame* is the function that hangs."""
         if self.begun:
             return
         self.begun = True
@@ -148,6 +148,7 @@ class Fault:
                     "at_monotonic": now,
                     "at_wall": wall.isoformat(),
                     "pid": os.getpid(),
+                    "frame": frame,
                 },
             )
 
@@ -198,7 +199,7 @@ class ModelAgent:
         """Run one batch; here that is a sleep, cut short where a fault is to begin."""
         await asyncio.sleep(min(self.step, self._fault.left()))
         if self._fault.due("await-never"):
-            self._fault.begin()
+            self._fault.begin("ModelAgent.wait_for_event")
             await self.wait_for_event()
         return batch
 
@@ -331,11 +332,11 @@ class EngineLoop:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def _blocked_in_shared_store_get(self) -> None:
-        self.fault.begin()
+        self.fault.begin("SharedStore.get")
         self.store.get(self.fault.lasts)
 
     def _spin_in_prepare_inputs(self) -> None:
-        self.fault.begin()
+        self.fault.begin("EngineLoop._spin_in_prepare_inputs")
         while self.fault.due("spin"):
             sum(block * block for block in range(10_000))
 
