@@ -1,0 +1,466 @@
+"""What the vitals of one instance support."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import KEY, POLICY, beat
+
+from hangwatch.core import vitals as fold
+from hangwatch.core.judge import due, judge, stop_window
+from hangwatch.model.heartbeat import SignalSeen
+from hangwatch.model.identity import InstanceKey, Role
+from hangwatch.model.profile import HealthMeaning, Signal
+from hangwatch.model.time import Instant
+from hangwatch.model.verdict import Confidence, StopWindow
+from hangwatch.model.vitals import (
+    Counters,
+    Health,
+    Motion,
+    Outcome,
+    ProcessVital,
+    SourceVital,
+    StackVital,
+    Vitals,
+)
+
+LAST = 200.0
+
+
+def busy(last: float = LAST, *, running: int = 6, tps: float = 5000.0) -> Vitals:
+    found = Vitals(
+        instance=KEY, interval=10.0, listening_since=Instant(0.0), healthy_is_proof_after=102.0
+    )
+    at = last - 190.0
+    while at < last:
+        found = fold.beat(found, beat(at).beat, fresh=True)
+        at += 10.0
+    return fold.beat(found, beat(last, running=running, tps=tps).beat, fresh=True)
+
+
+def health(meaning: HealthMeaning | None, at: float, message: str = "its words") -> Health:
+    return Health(
+        at=Instant(at), outcome=Outcome.ANSWERED, http=200, message=message, meaning=meaning
+    )
+
+
+def process(state: str, **facts: object) -> ProcessVital:
+    values = {"pid": 7, "role": Role.ENGINE, "since": Instant(0.0), "at": Instant(LAST + 60)}
+    return ProcessVital(state=state, **{**values, **facts})  # type: ignore[arg-type]
+
+
+def signal(kind: Signal, at: float) -> SignalSeen:
+    return SignalSeen(instance=InstanceKey(), signal=kind, at=Instant(at), text="words")
+
+
+def word(vitals: Vitals, now: float) -> str:
+    return judge(vitals, POLICY, Instant(now)).word
+
+
+def test_tokens_within_the_last_interval_are_well():
+    assert "ok" == word(busy(), LAST + 14.9)
+
+
+def test_silence_with_work_is_suspected_when_the_limit_is_reached_and_not_before():
+    assert "ok" == word(busy(), LAST + 119.9)
+    assert "suspected_hang" == word(busy(), LAST + 120.0)
+
+
+def test_silence_without_work_is_idleness_for_an_hour():
+    vitals = busy(running=0)
+
+    assert {"idle"} == {word(vitals, LAST + 15 + minute * 60) for minute in range(60)}
+
+
+def test_unknown_work_is_suspected_with_low_confidence():
+    vitals = busy()
+    last = vitals.last
+    assert last is not None
+    blank = replace(last, running=None, waiting=None, routed=None, api_waiting=None)
+    vitals = replace(vitals, last=blank, last_progress=blank)
+
+    verdict = judge(vitals, POLICY, Instant(LAST + 130))
+
+    assert ("suspected_hang", Confidence.LOW) == (verdict.word, verdict.confidence)
+
+
+def test_a_later_line_of_a_sibling_on_the_same_log_makes_it_hung():
+    vitals = replace(busy(), siblings_at=Instant(LAST + 20))
+
+    verdict = judge(vitals, POLICY, Instant(LAST + 120))
+
+    assert ("hung", Confidence.MEDIUM) == (verdict.word, verdict.confidence)
+
+
+def test_a_line_of_a_sibling_before_the_next_beat_was_due_proves_nothing():
+    vitals = replace(busy(), siblings_at=Instant(LAST + 9))
+
+    assert "suspected_hang" == word(vitals, LAST + 120)
+
+
+def test_growth_of_its_own_log_makes_it_hung():
+    grown = SourceVital(name="server.log", grew_at=Instant(LAST + 60))
+
+    assert "hung" == word(replace(busy(), sources=(grown,)), LAST + 120)
+
+
+def test_growth_of_a_drivers_stream_proves_nothing():
+    grown = SourceVital(name="driver.log", grew_at=Instant(LAST + 60), relayed=True)
+
+    assert "suspected_hang" == word(replace(busy(), sources=(grown,)), LAST + 120)
+
+
+def test_a_probe_that_timed_out_needs_three_intervals_only():
+    vitals = fold.health(busy(), health(HealthMeaning.LOOP_BLOCKED, LAST + 22))
+
+    assert "ok" == word(vitals, LAST + 29.9)
+    verdict = judge(vitals, POLICY, Instant(LAST + 30))
+    assert ("hung", Confidence.HIGH) == (verdict.word, verdict.confidence)
+
+
+def test_a_scheduler_that_does_not_advance_is_hung_whatever_streams_began():
+    vitals = fold.health(busy(), health(HealthMeaning.NO_PROGRESS, LAST + 100))
+    vitals = fold.signal(vitals, signal(Signal.COMPLETED, LAST + 99), ())
+
+    assert "hung" == word(vitals, LAST + 101)
+
+
+def test_fresh_beats_outrank_whatever_health_says():
+    vitals = fold.health(busy(), health(HealthMeaning.LOOP_BLOCKED, LAST - 5))
+
+    assert "ok" == word(vitals, LAST + 14)
+
+
+def test_healthy_long_after_the_last_beat_excludes_a_hang():
+    vitals = fold.health(busy(), health(HealthMeaning.HEALTHY, LAST + 110))
+
+    assert "idle" == word(vitals, LAST + 150)
+
+
+def test_healthy_soon_after_the_last_beat_excludes_nothing():
+    vitals = fold.health(busy(), health(HealthMeaning.HEALTHY, LAST + 60))
+
+    assert "suspected_hang" == word(vitals, LAST + 150)
+
+
+def test_healthy_without_words_proves_only_that_http_lives():
+    vitals = fold.health(busy(), health(HealthMeaning.HEALTHY, LAST + 600, message=""))
+
+    assert "suspected_hang" == word(vitals, LAST + 610)
+
+
+def test_sleep_needs_every_part_woken():
+    vitals = fold.signal(busy(), signal(Signal.SLEEP, LAST + 1), ("weights", "kv_cache"))
+    woken = replace(signal(Signal.WAKE, LAST + 300), parts=("weights",))
+    half = fold.signal(vitals, woken, ("weights", "kv_cache"))
+    whole = fold.signal(half, replace(woken, parts=("kv_cache",)), ("weights", "kv_cache"))
+
+    assert "paused" == word(vitals, LAST + 3000)
+    assert "paused" == word(half, LAST + 3000)
+    assert "idle" == word(whole, LAST + 3000)
+
+
+def test_a_wakeup_without_parts_wakes_all():
+    vitals = fold.signal(busy(), signal(Signal.SLEEP, LAST + 1), ("weights", "kv_cache"))
+    vitals = fold.signal(vitals, signal(Signal.WAKE, LAST + 300), ("weights", "kv_cache"))
+
+    assert () == vitals.asleep
+
+
+def test_one_late_beat_does_not_wake_a_sleeper_but_a_second_does():
+    vitals = fold.signal(busy(), signal(Signal.SLEEP, LAST + 1), ("weights",))
+    late = fold.beat(vitals, beat(LAST + 9).beat, fresh=True)
+    awake = fold.beat(late, beat(LAST + 19).beat, fresh=True)
+
+    assert ("weights",) == late.asleep
+    assert () == awake.asleep
+
+
+def test_sleeping_by_health_is_paused():
+    vitals = fold.health(busy(), health(HealthMeaning.SLEEPING, LAST + 60))
+
+    assert "paused" == word(vitals, LAST + 900)
+
+
+def test_requests_that_were_given_up_are_no_work():
+    vitals = fold.signal(busy(), signal(Signal.ABORTED, LAST + 1), ())
+
+    assert "idle" == word(vitals, LAST + 900)
+
+
+def test_answered_requests_are_progress_and_later_mean_that_the_heartbeat_is_lost():
+    vitals = busy()
+    for second in range(10, 600, 20):
+        vitals = fold.signal(vitals, signal(Signal.COMPLETED, LAST + second), ())
+        assert "ok" == word(vitals, LAST + second + 19)
+
+    assert "not-a-hang:heartbeat-lost" == judge(vitals, POLICY, Instant(LAST + 5000)).cause
+
+
+def test_a_dead_heartbeat_task_makes_silence_mean_nothing():
+    vitals = fold.signal(busy(), signal(Signal.BEAT_LOST, LAST + 10), ())
+
+    assert "not-a-hang:heartbeat-lost" == judge(vitals, POLICY, Instant(LAST + 900)).cause
+
+
+def counted(vitals: Vitals, tokens: float, at: float, running: int = 6) -> Vitals:
+    return fold.counters(
+        vitals,
+        Counters(at=Instant(at), since=Instant(at), tokens=tokens, running=running, waiting=0),
+    )
+
+
+def test_moving_token_counters_without_a_beat_mean_that_the_heartbeat_is_lost():
+    vitals = counted(counted(busy(), 100.0, LAST + 100), 200.0, LAST + 110)
+
+    verdict = judge(vitals, POLICY, Instant(LAST + 400))
+
+    assert ("ok", "not-a-hang:heartbeat-lost") == (verdict.word, verdict.cause)
+
+
+def test_flat_token_counters_with_work_are_hung_although_only_the_log_is_silent():
+    vitals = counted(counted(busy(), 100.0, LAST + 5), 100.0, LAST + 130)
+
+    assert "hung" == word(vitals, LAST + 130)
+
+
+def test_gauges_at_zero_after_the_last_beat_are_idleness():
+    vitals = counted(busy(), 100.0, LAST + 20, running=0)
+
+    assert "idle" == word(vitals, LAST + 900)
+
+
+def test_a_stopped_process_is_hung_and_says_who_traces_it():
+    vitals = replace(busy(), processes=(process("T", tracer_pid=0),))
+
+    verdict = judge(vitals, POLICY, Instant(LAST + 60))
+
+    assert ("hung", "stopped-by-tracer") == (verdict.word, verdict.cause)
+    assert "traced by nobody" in verdict.because[0]
+
+
+def test_a_process_in_uninterruptible_sleep_is_hung_once_it_stays_there():
+    there = process("D", since=Instant(LAST + 10), wchan="rpc_wait_bit_killable")
+
+    verdict = judge(replace(busy(), processes=(there,)), POLICY, Instant(LAST + 60))
+
+    assert ("hung", "storage-d-state") == (verdict.word, verdict.cause)
+    assert "rpc_wait_bit_killable" in verdict.because[0]
+
+
+def test_a_moment_of_disk_sleep_is_not_enough_before_the_limit():
+    passing = process("D", since=Instant(LAST + 60))
+
+    assert "ok" == word(replace(busy(), processes=(passing,)), LAST + 60)
+
+
+def test_slow_storage_that_still_delivers_is_loading():
+    loading = Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0))
+    reading = process("D", since=Instant(0.0), read_bytes_per_s=91e6)
+
+    assert "loading" == word(replace(loading, processes=(reading,)), 4000)
+
+
+@pytest.mark.parametrize("state", ["Z", ""])
+def test_a_needed_process_that_ended_with_work_is_dead(state: str):
+    rest = process("S", pid=8)
+
+    verdict = judge(replace(busy(), processes=(process(state), rest)), POLICY, Instant(LAST + 20))
+
+    assert ("dead", "child-dead") == (verdict.word, verdict.cause)
+
+
+def test_an_instance_that_ended_without_work_is_gone():
+    assert "gone" == word(replace(busy(running=0), processes=(process(""),)), LAST + 20)
+
+
+def test_an_orderly_shutdown_is_gone():
+    assert "gone" == word(fold.signal(busy(), signal(Signal.STOPPED, LAST + 1), ()), LAST + 500)
+
+
+def test_a_retired_log_is_gone():
+    retired = SourceVital(name="old", retired_at=Instant(LAST + 5))
+
+    assert "gone" == word(replace(busy(), sources=(retired,)), LAST + 500)
+
+
+def test_a_failed_task_is_dead_once_the_next_beat_is_missing():
+    vitals = fold.signal(busy(), signal(Signal.ENGINE_DEAD, LAST + 4), ())
+
+    assert "ok" == word(vitals, LAST + 14)
+    assert "dead" == word(vitals, LAST + 15)
+
+
+def test_a_failed_task_that_beats_outlive_was_not_needed():
+    vitals = fold.signal(busy(), signal(Signal.ENGINE_DEAD, LAST + 4), ())
+    vitals = fold.beat(vitals, beat(LAST + 10).beat, fresh=True)
+
+    assert "ok" == word(vitals, LAST + 20)
+
+
+def stacks(motion: Motion) -> StackVital:
+    return StackVital(at=Instant(LAST + 130), motion=motion, frame="get (store.py:153)")
+
+
+def test_frozen_stacks_make_it_hung_and_name_the_frame():
+    verdict = judge(fold.stacks(busy(), stacks(Motion.FROZEN)), POLICY, Instant(LAST + 131))
+
+    assert ("hung", Confidence.HIGH) == (verdict.word, verdict.confidence)
+    assert any("get (store.py:153)" in sentence for sentence in verdict.because)
+
+
+def test_moving_stacks_are_blocked_for_it_may_end_by_itself():
+    assert "blocked" == word(fold.stacks(busy(), stacks(Motion.BUSY)), LAST + 131)
+
+
+def test_stacks_that_wait_where_idle_engines_wait_say_nothing():
+    assert "suspected_hang" == word(fold.stacks(busy(), stacks(Motion.WAITING)), LAST + 131)
+
+
+def test_beats_that_go_on_with_zero_tokens_and_work_are_a_stuck_scheduler():
+    vitals = busy()
+    for second in range(10, 200, 10):
+        vitals = fold.beat(vitals, beat(LAST + second, tps=0.0).beat, fresh=True)
+
+    verdict = judge(vitals, POLICY, Instant(LAST + 191))
+
+    assert ("hung", "scheduler-stuck") == (verdict.word, verdict.cause)
+
+
+def test_beats_that_go_on_with_zero_tokens_and_no_work_are_idle():
+    vitals = busy()
+    for second in range(10, 200, 10):
+        vitals = fold.beat(vitals, beat(LAST + second, tps=0.0, running=0).beat, fresh=True)
+
+    assert "idle" == word(vitals, LAST + 900)
+
+
+def test_nothing_fires_before_the_first_beat():
+    vitals = Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0))
+
+    assert "loading" == word(vitals, 1e6)
+
+
+def test_old_beats_alone_start_no_clock():
+    vitals = Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0))
+    vitals = fold.beat(vitals, beat(1.0).beat, fresh=False)
+
+    assert "ok" == word(vitals, 1e6)
+
+
+def test_an_old_beat_of_a_process_that_lives_starts_the_clock():
+    vitals = Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0))
+    vitals = fold.beat(vitals, beat(1.0).beat, fresh=False)
+
+    assert "suspected_hang" == word(replace(vitals, processes=(process("S"),)), 121.0)
+
+
+def test_a_log_that_cannot_be_read_is_blind_and_never_an_alarm():
+    closed = SourceVital(
+        name="log", unreadable_since=Instant(LAST + 1), unreadable_reason="stale handle"
+    )
+
+    verdict = judge(replace(busy(), sources=(closed,)), POLICY, Instant(LAST + 500))
+
+    assert ("blind", ("stale handle",)) == (verdict.word, verdict.because)
+
+
+def test_time_in_which_nobody_listened_is_no_silence():
+    vitals = fold.relisten(busy(), Instant(LAST + 1000))
+
+    assert "ok" == word(vitals, LAST + 1119)
+    assert "suspected_hang" == word(vitals, LAST + 1120)
+
+
+def test_output_that_comes_in_blocks_stretches_the_limit():
+    vitals = Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0))
+    for number in range(40):
+        clump = beat(LAST).beat
+        printed = None if clump.printed is None else clump.printed
+        assert printed is None
+        vitals = fold.beat(vitals, replace(clump, printed=_printed(number * 10)), fresh=True)
+
+    assert 390.0 == vitals.buffered
+    assert "ok" == word(vitals, LAST + 500)
+    assert "suspected_hang" == word(vitals, LAST + 510)
+
+
+def _printed(seconds: float):  # type: ignore[no-untyped-def]
+    from datetime import timedelta
+
+    from hangwatch.testing import START
+
+    return START + timedelta(seconds=seconds)
+
+
+def test_the_stop_lies_within_one_interval_after_the_last_beat():
+    expected = StopWindow(earliest=Instant(LAST), latest=Instant(LAST + 10))
+
+    assert expected == stop_window(busy(), POLICY)
+
+
+def test_a_residual_last_beat_moves_the_window_back_by_one_interval():
+    expected = StopWindow(earliest=Instant(LAST - 10), latest=Instant(LAST), residual=True)
+
+    assert expected == stop_window(busy(tps=2000.0), POLICY)
+
+
+MOMENTS = st.floats(min_value=0.0, max_value=900.0).map(lambda x: round(x, 1))
+
+
+@st.composite
+def any_vitals(draw: st.DrawFn) -> Vitals:
+    """Vitals of many kinds, the last observation at most 900 s after the last beat."""
+    vitals = busy(running=draw(st.sampled_from([0, 6])), tps=draw(st.sampled_from([0.0, 9e3])))
+    if draw(st.booleans()):
+        meaning = draw(st.sampled_from(list(HealthMeaning)))
+        vitals = fold.health(vitals, health(meaning, LAST + draw(MOMENTS)))
+    if draw(st.booleans()):
+        kind = draw(st.sampled_from(list(Signal)))
+        vitals = fold.signal(vitals, signal(kind, LAST + draw(MOMENTS)), ("weights",))
+    if draw(st.booleans()):
+        vitals = counted(vitals, 1.0, LAST + draw(MOMENTS), running=draw(st.integers(0, 2)))
+        vitals = counted(vitals, draw(st.sampled_from([1.0, 2.0])), LAST + 900, running=1)
+    if draw(st.booleans()):
+        state = draw(st.sampled_from(["S", "R", "D", "T", "Z", ""]))
+        vitals = replace(vitals, processes=(process(state, since=Instant(LAST + draw(MOMENTS))),))
+    if draw(st.booleans()):
+        vitals = replace(vitals, siblings_at=Instant(LAST + draw(MOMENTS)))
+    if draw(st.booleans()):
+        source = SourceVital(name="log", unreadable_since=Instant(LAST + draw(MOMENTS)))
+        vitals = replace(vitals, sources=(source,))
+    return vitals
+
+
+@given(vitals=any_vitals(), wait=st.floats(0.0, 2000.0), share=st.floats(0.0, 0.999))
+@settings(max_examples=300, deadline=None)
+def test_judge_does_not_change_before_it_is_due(vitals: Vitals, wait: float, share: float):
+    now = Instant(LAST + wait)
+    moment = due(vitals, POLICY, now)
+    later = Instant(now + share * ((moment - now) if moment is not None else 1e6))
+
+    assert judge(vitals, POLICY, now) == judge(vitals, POLICY, later)
+
+
+@given(vitals=any_vitals(), now=st.floats(-1e6, 1e9))
+@settings(max_examples=300, deadline=None)
+def test_judge_is_total(vitals: Vitals, now: float):
+    assert judge(vitals, POLICY, Instant(now)).because
+
+
+@given(vitals=any_vitals(), wait=st.floats(0.0, 2000.0))
+@settings(max_examples=300, deadline=None)
+def test_an_alarm_names_a_reason_to_believe_in_work_or_in_an_end(vitals: Vitals, wait: float):
+    verdict = judge(vitals, POLICY, Instant(LAST + wait))
+    accused = vitals.health is not None and vitals.health.meaning not in (
+        HealthMeaning.HEALTHY,
+        HealthMeaning.SLEEPING,
+    )
+    state = {p.state for p in vitals.processes} & {"T", "D", "Z", ""}
+    worked = vitals.last is not None and bool(vitals.last.in_flight)
+
+    if verdict.word in ("suspected_hang", "hung", "blocked"):
+        assert worked or accused or state or vitals.counters is not None
