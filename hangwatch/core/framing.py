@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from hangwatch.model.heartbeat import Peeled
@@ -26,6 +27,9 @@ MAX_LINE: Final = 64 << 10
 
 MAX_HEAD: Final = 512
 """Bytes of a line's beginning that are kept in front of a later part: room for every envelope."""
+
+MIN_KEY: Final = 7
+"""Bytes that needles must have in common to be searched as one; less would hit too often."""
 
 _SEPARATORS: Final = re.compile(rb"[\r\x00]+")
 
@@ -123,13 +127,8 @@ class Scanner:
                 holds CR, LF or NUL.
             offset: Where the first block lies in its file.
         """
-        wanted = sorted(set(needles), key=len)
-        # A needle inside another one finds all that the longer one finds.
-        self._needles = tuple(
-            needle
-            for i, needle in enumerate(wanted)
-            if needle and not any(shorter in needle for shorter in wanted[:i] if shorter)
-        )
+        self._needles = tuple(sorted({needle for needle in needles if needle}))
+        self._keys = _keys(self._needles)
         self._offset = offset
         self._tail = b""
         self._head: bytes | None = None  # beginning of a line whose first parts are behind us
@@ -207,14 +206,15 @@ class Scanner:
     def _search(self, data: bytes, end: int, start: int) -> list[tuple[int, bytes]]:
         """Return the candidates in ``data[:end]``: find needles first, lines around them."""
         lines: dict[int, int] = {}
-        for needle in self._needles:
-            at = data.find(needle, 0, end)
+        for key, needles in self._keys:
+            at = data.find(key, 0, end)
             while at >= 0:
                 first = data.rfind(b"\n", 0, at) + 1
                 last = data.find(b"\n", at, end)
                 last = end if last < 0 else last
-                lines[first] = last
-                at = data.find(needle, last, end)
+                if not needles or any(data.find(needle, first, last) >= 0 for needle in needles):
+                    lines[first] = last
+                at = data.find(key, last, end)
         # Most blocks hold neither CR nor NUL: a line is its only part then, and needs no look.
         if self._head is None and b"\r" not in data and b"\x00" not in data:
             return [
@@ -274,6 +274,29 @@ class Scanner:
             if self._head is None:
                 self._head = self._tail[:MAX_HEAD]
             self._tail, self._skipping = b"", True
+
+
+@lru_cache(64)
+def _keys(needles: tuple[bytes, ...]) -> tuple[tuple[bytes, tuple[bytes, ...]], ...]:
+    """Return what to search a block for, and the needles to look for around each hit.
+
+    Each search costs a walk over the whole block, so needles that have something in common share
+    one: ``"POST /v1/`` and ``"POST /sleep`` are both found by ``"POST /``. A needle of its own, or
+    one that contains another, needs no second look.
+    """
+    left = [n for n in needles if not any(other in n for other in needles if other != n)]
+    keys: list[tuple[bytes, tuple[bytes, ...]]] = []
+    while True:
+        shared: dict[bytes, list[bytes]] = {}
+        for needle in left:
+            for size in range(MIN_KEY, len(needle)):
+                for part in {needle[i : i + size] for i in range(len(needle) - size + 1)}:
+                    shared.setdefault(part, []).append(needle)
+        key = max(shared, key=lambda part: (len(shared[part]), len(part), part), default=b"")
+        if len(shared.get(key, ())) < 2:
+            return (*keys, *((needle, ()) for needle in left))
+        keys.append((key, tuple(shared[key])))
+        left = [needle for needle in left if needle not in shared[key]]
 
 
 def _last_separator(data: bytes, start: int) -> int:

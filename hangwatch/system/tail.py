@@ -153,6 +153,7 @@ class _File:
     anchor: bytes = b""
     boundary: int = 0  # what lies before it is not fresh
     before: _File | None = None  # its predecessor, until its first byte
+    joins: bool = False  # whether the unfinished line of its predecessor goes on in it
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -572,6 +573,7 @@ class Tailer:
             return
         new.scanner = Scanner(self._needles(source))
         new.before = None if self._resume_left(new) else old
+        new.joins = not _is_deleted(old.fd) and not _is_still_there(old)
         source.old.append(old)
         source.file, source.vacant = new, False
         if source.unreadable:
@@ -583,6 +585,8 @@ class Tailer:
         """Go over to *new*, which has its first bytes; say whether *old* was at its end."""
         if self._read(source, old):
             return False
+        if old.before is not None and not self._take_over(source, old, old.before, now):
+            return False  # it never had a line itself, but hands on what went before
         new.before = None
         if _is_copy(new, old):
             new.scanner, new.anchor = old.scanner, old.anchor
@@ -591,11 +595,11 @@ class Tailer:
             return True
         new.scanner, old.scanner = old.scanner, new.scanner
         old.scanner.reset(new.scanner.offset)
-        if _is_deleted(old.fd) or _is_still_there(old):
+        if new.joins:
+            new.scanner.continue_in_next_file()
+        else:
             self._tell(source, new.scanner.finish(), now)
             new.scanner.reset(0)
-        else:
-            new.scanner.continue_in_next_file()
         old.quiet_since = now
         return True
 

@@ -239,3 +239,13 @@ def test_block_boundaries_change_nothing_but_the_place_of_crs(pieces, cuts):
     blocks.append(stream[at:])
 
     assert bodies(stream) == bodies(*blocks)
+
+
+NEEDLES = st.lists(st.text("ab", min_size=1, max_size=12).map(str.encode), max_size=6)
+
+
+@given(NEEDLES, st.text("ab\n", max_size=300).map(str.encode))
+def test_needles_that_share_a_search_find_what_they_would_find_alone(needles, stream):
+    expected = [line for line in stream.split(b"\n") if any(needle in line for needle in needles)]
+
+    assert expected == [line for _, line in scan(stream, needles=tuple(needles))]

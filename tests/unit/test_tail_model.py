@@ -89,10 +89,7 @@ class World:
     def rotate(self, _: int) -> None:
         """Rename the log; the writer reopens at once, and writes."""
         self.look(0)
-        for number in range(4, 0, -1):
-            old = self.log.with_name(f"server.log.{number}")
-            if old.exists():
-                old.rename(self.log.with_name(f"server.log.{number + 1}"))
+        self._shift()
         self.log.rename(self.log.with_name("server.log.1"))
         self.writer.close()
         self.writer = self.log.open("ab", buffering=0)
@@ -121,6 +118,7 @@ class World:
 
     def truncate(self, _: int) -> None:
         """Copy the log away and truncate it; what was not seen may be lost."""
+        self._shift()
         shutil.copy(self.log, self.log.with_name("server.log.1"))
         os.truncate(self.log, 0)
         self._lose()
@@ -153,6 +151,12 @@ class World:
 
     def _put(self, data: bytes) -> None:
         self.writer.write(data)
+
+    def _shift(self) -> None:
+        for number in range(4, 0, -1):
+            old = self.log.with_name(f"server.log.{number}")
+            if old.exists():
+                old.rename(self.log.with_name(f"server.log.{number + 1}"))
 
     def _mark_written(self) -> None:
         self.unseen.add(self.written)
