@@ -266,7 +266,14 @@ def overall(state: State, now: Instant) -> Verdict:
 
 def view(state: State, key: InstanceKey) -> Vitals:
     """Return the vitals of an instance, its logs taken in: what ``judge`` reads."""
-    return _view(key, state.instances[key], state.sources)
+    tracked = state.instances[key]
+    seen = _view(key, tracked, state.sources)
+    return replace(
+        seen,
+        sources=tuple(
+            replace(source, last_beat_at=tracked.carried[source.name]) for source in seen.sources
+        ),
+    )
 
 
 def _view(key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source]) -> Vitals:
@@ -283,11 +290,7 @@ def _view(key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source]) -> 
     return replace(
         tracked.vitals,
         sources=tuple(
-            replace(
-                source.vital,
-                last_beat_at=tracked.carried[source.vital.name],
-                merged=source.vital.merged and not alone,
-            )
+            replace(source.vital, merged=False) if source.vital.merged and alone else source.vital
             for source in known
         ),
         siblings_at=max(siblings, default=None),
@@ -635,7 +638,14 @@ class _Turn:
             for key in keys
         }
         for key, result in examined.items():
-            self._instances[key] = replace(self._instances[key], due=result.due, facts=result.facts)
+            tracked = self._instances[key]
+            self._instances[key] = Tracked(
+                vitals=tracked.vitals,
+                carried=tracked.carried,
+                verdict=tracked.verdict,
+                due=result.due,
+                facts=result.facts,
+            )
         for key, result in examined.items():
             self._settle(key, self._in_company(key, result))
         self._forget()
@@ -680,7 +690,7 @@ class _Turn:
         tracked = self._instances[key]
         before = tracked.verdict
         changed = before is None or type(before) is not type(after) or before.cause != after.cause
-        if before is not None and not changed:
+        if before is not None and not changed and after.since != before.since:
             after = replace(after, since=before.since)
         self._instances[key] = replace(tracked, verdict=after)
         if changed:

@@ -26,10 +26,11 @@ from typing import Final
 
 from hangwatch.core import parsing, stamps
 from hangwatch.core.framing import peel
-from hangwatch.model.heartbeat import Heartbeat, Line, SignalSeen
+from hangwatch.model.heartbeat import Heartbeat, Line, Peeled
 from hangwatch.model.observation import (
     BeatSeen,
     Observation,
+    SignalArrived,
     SourceFound,
     SourceGrew,
     SourceRetired,
@@ -163,12 +164,12 @@ def lay_out(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A record, and what it says."""
+    """A record, and what it says at first sight."""
 
     record: Record
+    peeled: Peeled
     stamp: float | None
-    beat: Heartbeat | None
-    signal: SignalSeen | None
+    answered: bool
 
 
 class _Layer:
@@ -213,13 +214,24 @@ class _Layer:
     def _read(self, record: Record) -> _Seen:
         peeled = peel(record.text)
         stamp = peeled.stamp or stamps.find(peeled.body)
+        answered = stamp is None and any(
+            isinstance(found, SignalArrived) and found.signal.signal is Signal.COMPLETED
+            for found in self._parse(record, peeled)
+        )
+        return _Seen(record, peeled, self._seconds(stamp), answered)
+
+    def _parse(self, record: Record, peeled: Peeled) -> tuple[BeatSeen | SignalArrived, ...]:
         line = Line(source=self.stream.name, text=record.text, at=Instant(0.0))
         for profile in self._profiles:
-            for found in parsing.parse(line, profile, pid=self.stream.pid):
-                if isinstance(found, BeatSeen):
-                    return _Seen(record, self._seconds(stamp), found.beat, None)
-                return _Seen(record, self._seconds(stamp), None, found.signal)
-        return _Seen(record, self._seconds(stamp), None, None)
+            if found := parsing.parse(line, profile, pid=self.stream.pid, peeled=peeled):
+                return found
+        return ()
+
+    def _beat(self, seen: _Seen) -> Heartbeat | None:
+        for found in self._parse(seen.record, seen.peeled):
+            if isinstance(found, BeatSeen):
+                return found.beat
+        return None
 
     def _seconds(self, stamp: datetime | None) -> float | None:
         if stamp is None:
@@ -289,8 +301,7 @@ class _Layer:
         step = length / (len(undated) + 1)
         placed = []
         for number, entry in enumerate(undated, 1):
-            answered = entry.signal is not None and entry.signal.signal is Signal.COMPLETED
-            placed.append((begin + (number * step if answered else 0.0), entry.record))
+            placed.append((begin + (number * step if entry.answered else 0.0), entry.record))
         self.lines += sorted(placed, key=lambda item: item[0])
 
     def _leaps(self, seen: Sequence[_Seen]) -> int | None:
@@ -300,10 +311,11 @@ class _Layer:
             if before.stamp is None or after.stamp is None:
                 continue
             if after.stamp - before.stamp > max(LEAP, 3 * self._interval):
-                found.append((number, before.beat, after.beat))
+                found.append((number, before, after))
         if len(found) != 1:
             return None
-        number, left, right = found[0]
+        number, before, after = found[0]
+        left, right = self._beat(before), self._beat(after)
         if left is None or right is None or _numbers(left) != _numbers(right):
             return None
         return number if left.tps else None

@@ -34,6 +34,7 @@ def parse(
     pid: int | None = None,
     actor: str = "",
     zone: tzinfo | None = None,
+    peeled: Peeled | None = None,
 ) -> tuple[BeatSeen | SignalArrived, ...]:
     """Return what *line* says: at most one beat or one signal.
 
@@ -45,11 +46,13 @@ def parse(
         actor: Task or actor that writes the log; not used for the instance's identity, because
             two followers of one file may know different halves of it.
         zone: Zone of naive stamps; ``None`` leaves them naive.
+        peeled: The line out of its envelopes, where the caller has it already.
     """
     del actor
     if not line.text:
         return ()
-    peeled = peel(line.text)
+    if peeled is None:
+        peeled = peel(line.text)
     host, writer = peeled.host, peeled.pid if peeled.pid is not None else pid
     if any(needle in peeled.body for needle in profile.needles):
         alive = profile.alive.search(peeled.body)
