@@ -235,6 +235,23 @@ def telling_frame(frames: Iterable[Frame]) -> Frame | None:
     return innermost
 
 
+def caller(frames: Iterable[Frame], called: Frame) -> Frame | None:
+    """Return who called a telling frame: the next one of another package, else the next one.
+
+    The innermost frame is often a library's own and says what is waited for; its caller says why.
+    """
+    behind = list(frames)
+    behind = behind[behind.index(called) + 1 :] if called in behind else []
+    own = [
+        frame
+        for frame in behind
+        if not frame.module and not STANDARD_LIBRARY.search(frame.file) and frame.file[:1] != "<"
+    ]
+    package = called.short_file.split("/")[0]
+    others = [frame for frame in own if frame.short_file.split("/")[0] != package]
+    return next(iter(others or own), None)
+
+
 def motion(
     motions: Iterable[ThreadMotion], profile: EngineProfile | None = None
 ) -> tuple[Motion, str, str]:

@@ -244,7 +244,9 @@ def _last_beat(records: Iterable[InstanceRecord]) -> Instant | None:
 def _now(diagnosis: Diagnosis) -> str:
     told = next((f for f in explanations(diagnosis) if f.cause == diagnosis.cause), None)
     if told is not None and told.culprit is not None:
-        return f"Now: {told.sentence[:1].lower()}{told.sentence[1:]}"
+        # Up to the first colon stands what is; behind it, how that is known.
+        what = told.sentence.split(": ")[0].rstrip(".")
+        return f"Now: {what[:1].lower()}{what[1:]}."
     unknown = next((f for f in remarks(diagnosis) if f.rule == "cannot-tell"), None)
     if unknown is not None:
         return unknown.sentence
@@ -494,7 +496,7 @@ def _captured(dossier: Dossier) -> str:
     capture = dossier.manifest.get("capture") or {}
     elapsed = capture.get("elapsed_s")
     took = f" in {seconds(float(elapsed))}" if isinstance(elapsed, int | float) else ""
-    lost = f", {failed} of them without what they were for" if failed else ""
+    lost = f"; {number_of(failed, 'step')} got less than planned" if failed else ""
     return (
         f"{len(dossier.processes)} processes captured in "
         f"{number_of(len(dossier.evidence), 'step')}{took}{lost}."

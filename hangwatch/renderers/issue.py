@@ -60,9 +60,10 @@ def _checklist(diagnosis: Diagnosis) -> Iterator[str]:
             "- [ ] 1. I have searched related issues but cannot get the expected help.",
             "- [ ] 2. The bug has not been fixed in the latest version.",
             (
-                "- [ ] 3. Please note that if the bug-related issue you submitted lacks corresponding "
-                "environment info and a minimal reproducible demo, it will be challenging for us to "
-                "reproduce and resolve the issue, reducing the likelihood of receiving feedback."
+                "- [ ] 3. Please note that if the bug-related issue you submitted lacks "
+                "corresponding environment info and a minimal reproducible demo, it will be "
+                "challenging for us to reproduce and resolve the issue, reducing the likelihood "
+                "of receiving feedback."
             ),
         )
         if diagnosis.dossier.profile == "lmdeploy"

@@ -20,9 +20,16 @@ def render(diagnosis: Diagnosis) -> str:
     return page(diagnosis, colour=False)
 
 
-def page(diagnosis: Diagnosis, *, colour: bool) -> str:
-    """Return the page; with *colour*, escape sequences of ours and of nobody else are in it."""
-    return "\n".join(_Page(tell(diagnosis), colour=colour).lines()).rstrip() + "\n"
+def page(diagnosis: Diagnosis, *, colour: bool = False, brief: bool = False) -> str:
+    """Return the page.
+
+    Args:
+        diagnosis: What to tell.
+        colour: Whether to use escape sequences: ours, and nobody else's.
+        brief: Whether one screen must do: what happened, why, where, and who.
+    """
+    told = _Page(tell(diagnosis), colour=colour)
+    return "\n".join(told.brief() if brief else told.lines()).rstrip() + "\n"
 
 
 class _Page:
@@ -31,18 +38,37 @@ class _Page:
         self._colour = colour
 
     def lines(self) -> Iterator[str]:
-        story = self._story
-        for line in _wrapped(story.headline):
-            yield self._paint(line, _RED if story.alarm else _GREEN)
-        if story.now:
-            yield from _wrapped(story.now)
-        yield ""
-        yield self._paint(printable(story.label), _DIM)
+        yield from self._top()
         yield from self._why()
         yield from self._rivals()
         yield from self._stacks()
         yield from self._tables()
         yield from self._rest()
+
+    def brief(self) -> Iterator[str]:
+        story = self._story
+        yield from self._top()
+        for finding in story.explanations[:1]:
+            yield ""
+            yield from _wrapped(finding.sentence)
+            yield from _next(finding, "")
+        if story.rivals:
+            yield from self._title("What else it could be")
+            for rival in story.rivals:
+                against = f" Against it: {rival.con}." if rival.con else ""
+                yield from _wrapped(f"{rival.sentence}{against}", "  - ", "    ")
+        for shape in story.shapes[:1]:
+            yield from self._title("Where they stand (innermost frame first)")
+            yield from self._shape(shape)
+        yield from self._table("Servers", story.instances)
+
+    def _top(self) -> Iterator[str]:
+        story = self._story
+        for line in _wrapped(story.headline):
+            yield self._paint(line, _RED if story.alarm else _GREEN)
+        yield from _wrapped(story.now)
+        yield ""
+        yield self._paint(printable(story.label), _DIM)
 
     def _paint(self, text: str, style: str) -> str:
         return f"{style}{text}{_END}" if self._colour and text else text
@@ -52,14 +78,10 @@ class _Page:
         yield self._paint(text, _BOLD)
 
     def _why(self) -> Iterator[str]:
-        found = self._story.explanations
+        found = (*self._story.explanations, *self._story.remarks)
         if found:
             yield from self._title("What the evidence says")
         for finding in found:
-            yield from _wrapped(finding.sentence, "  - ", "    ")
-            yield from self._sources(finding.citations)
-            yield from _next(finding)
-        for finding in self._story.remarks:
             yield from _wrapped(finding.sentence, "  - ", "    ")
             yield from self._sources(finding.citations)
             yield from _next(finding)
@@ -103,13 +125,13 @@ class _Page:
             yield from _wrapped(fact, "    · ", "      ")
 
     def _tables(self) -> Iterator[str]:
-        for title, rows in (
-            ("Servers", self._story.instances),
-            ("Last heartbeats", self._story.beats),
-        ):
-            if rows:
-                yield from self._title(title)
-                yield from (f"  {line}" for line in table(rows))
+        yield from self._table("Servers", self._story.instances)
+        yield from self._table("Last heartbeats", self._story.beats)
+
+    def _table(self, title: str, rows: tuple[tuple[str, ...], ...]) -> Iterator[str]:
+        if rows:
+            yield from self._title(title)
+            yield from (f"  {line}" for line in table(rows))
 
     def _rest(self) -> Iterator[str]:
         story = self._story
@@ -128,9 +150,9 @@ class _Page:
                 yield from _wrapped(line, "  - ", "    ")
 
 
-def _next(finding: Finding) -> Iterator[str]:
+def _next(finding: Finding, indent: str = "    ") -> Iterator[str]:
     if finding.next_step:
-        yield from _wrapped(f"next: {finding.next_step}", "    ", "          ")
+        yield from _wrapped(f"next: {finding.next_step}", indent, f"{indent}      ")
 
 
 def _wrapped(text: str, first: str = "", later: str = "") -> list[str]:

@@ -9,13 +9,18 @@ from hangwatch.model.verdict import Confidence, Dead
 
 NAME = "cannot-tell"
 
+# Causes that a rule of its own explains, with what would tell more.
+EXPLAINED = frozenset(
+    ("await-never-completes", "stopped-by-tracer", "storage-d-state", "event-loop-blocked-by-cpu")
+)
+
 
 def examine(dossier: Dossier) -> tuple[Finding, ...]:
     """Return what is missing to say why a stopped engine stopped."""
     stopped = alarmed(dossier)
     if not stopped or all(isinstance(record.verdict, Dead) for record in stopped):
         return ()
-    if any(call.frozen for call in calls(dossier)):
+    if dossier.verdict.cause in EXPLAINED or any(call.frozen for call in calls(dossier)):
         return ()
     pid = stopped[0].instance.pid
     missing: list[str] = []

@@ -45,8 +45,8 @@ def _finding(dossier: Dossier, record: InstanceRecord) -> Finding:
     return Finding(
         rule=NAME,
         sentence=(
-            f"{record.instance.name} is dead: {who} {how}{by}; what waits for its answers does "
-            "not notice."
+            f"Server {record.instance.name} is dead, {who} {how}{by}: what waits for its answers "
+            "does not notice."
         ),
         confidence=record.verdict.confidence,
         cause=NAME,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hangwatch.core import motion
 from hangwatch.core.loose import role_of
 from hangwatch.core.questions import Call, alarmed, calls, health_of, listed
 from hangwatch.model.dossier import Culprit, Dossier, Finding, Rule
@@ -23,6 +24,8 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     stopped = alarmed(dossier)
     groups: dict[tuple[bool, str], list[Call]] = {}
     for call in calls(dossier):
+        if call.process is not None and call.process.state in ("T", "t"):
+            continue  # whoever is stopped from outside stands still wherever it was
         moving = call.thread.moved or (call.thread.active and not call.frozen)
         if call.instance in stopped and (call.frozen or moving):
             groups.setdefault((call.frozen, str(call.frame)), []).append(call)
@@ -56,7 +59,6 @@ def _culprit(group: Sequence[Call]) -> Culprit:
 
 
 def _frozen(dossier: Dossier, group: Sequence[Call], stopped: int) -> Finding:
-    frame = group[0].frame
     confirmed = any(
         answer.health.meaning is HealthMeaning.LOOP_BLOCKED
         for call in group
@@ -68,8 +70,8 @@ def _frozen(dossier: Dossier, group: Sequence[Call], stopped: int) -> Finding:
         rule=NAME,
         sentence=(
             f"{_capital(_who(group, stopped))} {'are' if many else 'is'} blocked in "
-            f"{'the same' if many else 'one'} call, {frame}: the thread stood there unmoved in "
-            f"both samples, and nothing else can run on that loop{said}."
+            f"{'the same' if many else 'one'} call, {_told(group[0])}: the thread stood there "
+            f"unmoved in both samples, and nothing else can run on that loop{said}."
         ),
         confidence=Confidence.HIGH,
         cause=NAME,
@@ -83,15 +85,15 @@ def _frozen(dossier: Dossier, group: Sequence[Call], stopped: int) -> Finding:
 
 
 def _moving(group: Sequence[Call], stopped: int) -> Finding:
-    frame, thread = group[0].frame, group[0].thread
+    thread = group[0].thread
     gil = "owns the GIL and is running" if thread.owns_gil else "is running"
     how = "its frames move" if thread.moved else "on CPU in both samples"
     return Finding(
         rule=NAME,
         sentence=(
             f"{_capital(_who(group, stopped))} {'is' if len(group) == 1 else 'are'} blocked by "
-            f"work that was called on it, {frame}: the thread {gil} ({how}), so it may end by "
-            "itself."
+            f"work that was called on it, {_told(group[0])}: the thread {gil} ({how}), so it may "
+            "end by itself."
         ),
         confidence=Confidence.HIGH,
         cause=BY_CPU,
@@ -100,6 +102,12 @@ def _moving(group: Sequence[Call], stopped: int) -> Finding:
         citations=tuple(c.thread.citation for c in group if c.thread.citation is not None)[:8],
         next_step="look again in a minute; move this work off the event loop if it recurs",
     )
+
+
+def _told(call: Call) -> str:
+    """Return the frame and who called it."""
+    caller = motion.caller(motion.call_in_loop(call.thread), call.frame)
+    return str(call.frame) + (f", called from {caller}" if caller is not None else "")
 
 
 def _capital(text: str) -> str:

@@ -31,7 +31,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
         Finding(
             rule=NAME,
             sentence=(
-                f"{names} stopped{with_work} while {len(there) - len(stopped)} of "
+                f"{'Server' if own else 'Servers'} {names} stopped{with_work} while {len(there) - len(stopped)} of "
                 f"{len(there)} go on: the cause lies in {'it' if own else 'them'} and not in what "
                 f"all share."
             ),

@@ -35,7 +35,9 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
         return ()
     apart = spread(stopped) or 0.0
     n = len(present(dossier))
-    who = f"All {n} instances" if len(stopped) == n else f"{len(stopped)} of {n} instances"
+    who = f"{len(stopped)} of {n} instances"
+    if len(stopped) == n:
+        who = "Both instances" if n == 2 else f"All {n} instances"
     within = "one interval" if apart <= interval(dossier) else seconds(apart)
     same = dossier.verdict.cause == NAME
     return (
