@@ -1,8 +1,7 @@
 """From paths to a diagnosis: what ``diagnose``, ``report`` and the bundle's writer share.
 
 A bundle brings what the detector said at the time, and is diagnosed by the rules of today. Loose
-evidence is replayed: once to learn which engines there are, once more with what the snapshots
-say of them.
+evidence is replayed, with what the snapshots say of the engines at its end.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from hangwatch.core.codec import CodecError
 from hangwatch.core.diagnosis import diagnose
 from hangwatch.core.layout import INCIDENT, MANIFEST
 from hangwatch.core.redaction import Redactor
-from hangwatch.core.replay import replay
+from hangwatch.core.replay import instances, replay
 from hangwatch.errors import ConfigError, NotABundleError
 from hangwatch.model.dossier import Diagnosis, Dossier
-from hangwatch.model.observation import Observation
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile
-from hangwatch.model.replay import ReplayResult
 from hangwatch.system import evidence, logmaterial
 from hangwatch.system.evidence import EvidenceFiles
 
@@ -135,20 +132,11 @@ def _loose(
     redactor = Redactor()
     kept, withheld = loose.redacted(files.files, redactor)
 
-    def judged(snapshots: Iterable[Observation] = ()) -> ReplayResult:
-        return replay(
-            material,
-            profiles={profile.name: profile},
-            policy=policy,
-            until=until,
-            snapshots=tuple(snapshots),
-        )
-
-    result = judged()
-    keys = [record.instance for record in result.instances]
-    seen = loose.snapshots(kept, profile=profile, at=until, instances=keys)
-    if seen:
-        result = judged(seen)
+    profiles = {profile.name: profile}
+    seen = loose.snapshots(
+        kept, profile=profile, at=until, instances=instances(material, profiles=profiles)
+    )
+    result = replay(material, profiles=profiles, policy=policy, until=until, snapshots=seen)
     unstamped = not material.lines and material.ends_at <= 0
     if not result.instances and unstamped and not kept:
         names = ", ".join(str(path) for path in paths)

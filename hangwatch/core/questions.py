@@ -108,6 +108,15 @@ def processes_of(dossier: Dossier, record: InstanceRecord) -> tuple[ProcessRecor
     return members
 
 
+def server_pid(dossier: Dossier, record: InstanceRecord) -> int | None:
+    """Return the process that prints an instance's beats, where anything says which."""
+    if record.instance.pid is not None:
+        return record.instance.pid
+    rows = processes_of(dossier, record)
+    servers = [row for row in rows if role_of(row.role) is Role.API_SERVER] or list(rows)
+    return servers[0].pid if len(servers) == 1 else None
+
+
 def owner_of(dossier: Dossier, pid: int) -> InstanceRecord | None:
     """Return the instance that a process belongs to, or ``None`` if it is shared or unknown."""
     for record in dossier.instances:

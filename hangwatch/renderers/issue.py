@@ -50,7 +50,7 @@ def _title(diagnosis: Diagnosis, story: Story) -> Iterator[str]:
     )
     name = f"{engine}{version[len(diagnosis.dossier.profile) :]}"
     stopped = story.headline.split(" between ")[0].split(" at 2")[0].rstrip(".")
-    yield f"Title: {markdown(f'[Bug] {name}: {stopped} ({diagnosis.cause})')}"
+    yield f"Title: {code(f'[Bug] {name}: {stopped} ({diagnosis.cause})')}"
 
 
 def _checklist(diagnosis: Diagnosis) -> Iterator[str]:

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 from hangwatch.core import contracts
-from hangwatch.core.questions import stopped_at
+from hangwatch.core.questions import server_pid, stopped_at
 from hangwatch.core.story import headline
 from hangwatch.model.dossier import Citation, Diagnosis, Dossier, Finding, InstanceRecord, Renderer
 from hangwatch.model.time import Instant
@@ -61,7 +61,7 @@ def _instance(dossier: Dossier, record: InstanceRecord) -> dict[str, Any]:
     alarm = isinstance(record.verdict, ALARMS)
     return {
         "name": record.instance.name,
-        "pid": record.instance.pid,
+        "pid": server_pid(dossier, record),
         "host": record.instance.host or None,
         "engine": record.instance.tag or None,
         "verdict": record.verdict.word,

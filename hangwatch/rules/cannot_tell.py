@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangwatch.core.questions import alarmed, calls, health_of, listed
+from hangwatch.core.questions import alarmed, calls, health_of
 from hangwatch.model.capture import Evidence, FailureKind
 from hangwatch.model.dossier import Dossier, Finding, Rule
 from hangwatch.model.verdict import Confidence, Dead
@@ -45,7 +45,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
             rule=NAME,
             sentence=(
                 f"Why they stopped cannot be told from this evidence: it does not say "
-                f"{listed(missing)}."
+                f"{' or '.join(missing)}."
             ),
             confidence=Confidence.HIGH,
             next_step="; ".join(steps),

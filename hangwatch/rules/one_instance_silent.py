@@ -31,9 +31,9 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
         Finding(
             rule=NAME,
             sentence=(
-                f"{'Server' if own else 'Servers'} {names} stopped{with_work} while {len(there) - len(stopped)} of "
-                f"{len(there)} go on: the cause lies in {'it' if own else 'them'} and not in what "
-                f"all share."
+                f"{'Server' if own else 'Servers'} {names} stopped{with_work} while "
+                f"{len(there) - len(stopped)} of {len(there)} go on: the cause lies "
+                f"in {'it' if own else 'them'} and not in what all share."
             ),
             confidence=dossier.verdict.confidence if same else Confidence.MEDIUM,
             cause=NAME,

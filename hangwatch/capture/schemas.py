@@ -1,0 +1,266 @@
+"""The contracts as JSON Schemas, from the types that describe them.
+
+``python -m hangwatch.capture.schemas DIR`` writes them; those in the repository lie in
+``schemas/``. Every document may have more keys than its schema names, and a key of *loose
+evidence* that is missing means *not collected*.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, RootModel
+
+from hangwatch.capture.manifest import Manifest
+
+Word = Literal[
+    "ok", "loading", "idle", "paused", "slow", "log_stalled", "suspected_hang", "blocked", "hung",
+    "dead", "gone", "blind",
+]  # fmt: skip
+Sure = Literal["low", "medium", "high"]
+Window = tuple[AwareDatetime, AwareDatetime]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Judged(_Document):
+    """What every verdict carries."""
+
+    verdict: Word
+    cause: str
+    confidence: Sure
+    since: AwareDatetime
+    because: list[str]
+
+
+class Instance(Judged):
+    """One engine."""
+
+    name: str
+    pid: int | None
+    last_heartbeat: AwareDatetime | None
+    window: Window | None
+
+
+class TransitionRecord(Judged):
+    """One verdict changed."""
+
+    at: AwareDatetime
+    instance: str
+    pid: int | None
+    before: Word | None
+    after: Word
+
+
+class IncidentRecord(Judged):
+    """Instances that stopped together."""
+
+    id: str
+    detected_at: AwareDatetime
+    closed_at: AwareDatetime | None
+    window: Window | None
+    watched: int
+    confirmed: bool
+    instances: list[str]
+
+
+class Stall(_Document):
+    """A stall that ended by itself."""
+
+    instance: str
+    since: AwareDatetime
+    seconds: float
+
+
+class CulpritRecord(_Document):
+    """Whom to look at first; what is not known is null."""
+
+    pid: int | None
+    rank: int | None
+    thread: str | None
+    frame: str | None
+
+
+class CitationRecord(_Document):
+    """A place in the evidence."""
+
+    path: str
+    line: int | None
+    text: str
+
+
+class FindingRecord(_Document):
+    """One explanation, rival (with ``pro`` and ``con``) or remark."""
+
+    rule: str
+    sentence: str
+    confidence: Sure
+    citations: list[CitationRecord]
+    cause: str | None
+    verdict: Word | None
+    next_step: str | None
+    pro: str = ""
+    con: str = ""
+
+
+class Diagnose(Judged):
+    """``hangwatch diagnose --json`` and ``hangwatch report --format json``."""
+
+    schema_: Literal["hangwatch.diagnose/1"] = Field(alias="schema")
+    origin: str
+    now: AwareDatetime
+    headline: str
+    window: Window | None
+    instances: list[Instance]
+    culprit: CulpritRecord
+    findings: list[FindingRecord]
+    stalls: list[Stall]
+    notes: list[str]
+    problems: list[str]
+
+
+class Replay(Judged):
+    """``hangwatch replay --json``."""
+
+    schema_: Literal["hangwatch.replay/1"] = Field(alias="schema")
+    until: AwareDatetime
+    window: Window | None
+    heartbeats: int
+    instances: list[Instance]
+    transitions: list[TransitionRecord]
+    incidents: list[IncidentRecord]
+    stalls: list[Stall]
+    notes: list[str]
+    problems: list[str]
+
+
+class Attach(_Document):
+    """``hangwatch attach --now --json``."""
+
+    schema_: Literal["hangwatch.attach/1"] = Field(alias="schema")
+    bundle: str
+    verdict: Word
+    processes: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
+    elapsed_s: float
+    pause_ms: dict[str, float]
+
+
+class Incident(_Document):
+    """``incident.json`` of a bundle."""
+
+    schema_: Literal["hangwatch.incident/1"] = Field(alias="schema")
+    id: str
+    kind: Literal["incident", "run"]
+    profile: str
+    headline: str
+    verdict: Word
+    cause: str
+    confidence: Sure
+    since: AwareDatetime
+    window: Window | None
+    instances: list[Instance]
+    judgement: dict[str, Any]
+
+
+class LooseFrame(_Document):
+    """One frame, as ``py-spy dump --json`` writes it."""
+
+    name: str
+    filename: str = ""
+    line: int = 0
+    module: str | None = None
+
+
+class LooseThread(_Document):
+    """One thread, as ``py-spy dump --json`` writes it; innermost frame first."""
+
+    pid: int | None = None
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool = False
+    owns_gil: bool = False
+    frames: list[LooseFrame]
+
+
+class LooseThreads(RootModel[list[LooseThread]]):
+    """``threads.json``, and ``threads2.json`` for the second sample."""
+
+
+class LooseProcess(_Document):
+    """One process."""
+
+    pid: int
+    ppid: int | None = None
+    role: str = ""
+    state: str = Field("", description="Letter of /proc/PID/stat, or gone.")
+    rank: int | None = None
+    gpu: int | None = None
+    title: str = ""
+    comm: str = ""
+    wchan: str = ""
+    cpu_pct: float | None = Field(None, description="Share of one core, percent.")
+    vol_ctxt_per_s: float | None = Field(
+        None, description="Voluntary context switches a second, all threads."
+    )
+    tracer_pid: int | None = None
+
+
+class LooseProcesses(RootModel[list[LooseProcess]]):
+    """``procs.json``, and ``procs2.json`` for the second sample."""
+
+
+class LooseHealth(_Document):
+    """``health.json``: one answer of a health endpoint, or why there was none."""
+
+    http: int | None = Field(None, description="Status code; null if there was no answer.")
+    status: str = ""
+    message: str = ""
+    error: str = ""
+    pid: int | None = None
+    url: str = ""
+
+
+class LooseMetrics(RootModel[Annotated[list[str], Field(description="Lines of Prometheus text.")]]):
+    """``metrics.prom`` where it is a JSON list; Prometheus text is as good."""
+
+
+DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
+    "hangwatch.diagnose.1": Diagnose,
+    "hangwatch.replay.1": Replay,
+    "hangwatch.attach.1": Attach,
+    "hangwatch.manifest.1": Manifest,
+    "hangwatch.incident.1": Incident,
+    "loose-evidence.threads.1": LooseThreads,
+    "loose-evidence.procs.1": LooseProcesses,
+    "loose-evidence.health.1": LooseHealth,
+    "loose-evidence.metrics.1": LooseMetrics,
+}
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """Return every schema by the name of its file, without the suffix."""
+    return {
+        name: {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            **model.model_json_schema(by_alias=True),
+        }
+        for name, model in DOCUMENTS.items()
+    }
+
+
+def write(folder: Path) -> None:
+    """Write every schema into *folder*."""
+    for name, schema in schemas().items():
+        (folder / f"{name}.schema.json").write_text(
+            json.dumps(schema, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
