@@ -77,6 +77,8 @@ FORGET_AFTER: Final = 86_400.0
 """Seconds after which an instance that is gone is forgotten."""
 
 _FOR_ONE: Final = frozenset({Signal.COMPLETED, Signal.ENGINE_DEAD, Signal.BEAT_LOST})
+_COMMON: Final = frozenset({judge.ONE_SILENT, judge.LOOP_BLOCKED})
+"""Causes that say only how it looks from outside; that others share it says more."""
 _INTRODUCING: Final = frozenset({Signal.STARTING, Signal.READY, Signal.SLEEP, Signal.COMPLETED})
 
 
@@ -264,10 +266,10 @@ def overall(state: State, now: Instant) -> Verdict:
     )
 
 
-def view(state: State, key: InstanceKey) -> Vitals:
-    """Return the vitals of an instance, its logs taken in: what ``judge`` reads."""
+def view(state: State, key: InstanceKey, now: Instant) -> Vitals:
+    """Return the vitals of an instance at *now*, its logs taken in: what ``judge`` reads."""
     tracked = state.instances[key]
-    seen = _view(key, tracked, state.sources)
+    seen = _view(key, tracked, state.sources, now)
     return replace(
         seen,
         sources=tuple(
@@ -276,17 +278,20 @@ def view(state: State, key: InstanceKey) -> Vitals:
     )
 
 
-def _view(key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source]) -> Vitals:
+def _view(
+    key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source], now: Instant
+) -> Vitals:
     known = [sources[name] for name in tracked.carried if name in sources]
     # Its own file shows it alone; a merged stream counts only where there is nothing better.
     alone = any(not s.vital.merged and s.vital.retired_at is None for s in known)
-    siblings = [
-        at
+    beaten = [
+        source.other_at if source.newest == key else source.vital.last_line_at
         for source in known
         if not source.vital.merged
-        and (at := source.other_at if source.newest == key else source.vital.last_line_at)
-        is not None
     ]
+    if tracked.facts is None or tracked.facts.missing_at is None or now >= tracked.facts.missing_at:
+        beaten += _beside(known, sources)
+    siblings = [at for at in beaten if at is not None]
     return replace(
         tracked.vitals,
         sources=tuple(
@@ -295,6 +300,25 @@ def _view(key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source]) -> 
         ),
         siblings_at=max(siblings, default=None),
     )
+
+
+def _beside(known: Iterable[Source], sources: Mapping[str, Source]) -> list[Instant | None]:
+    """Return the last beats on logs beside these.
+
+    Engines write their own files by themselves: what can fail on the way is the filesystem, and
+    files in one folder share it.
+    """
+    folders = {_folder(s.vital.name) for s in known if not s.vital.relayed}
+    mine = {s.vital.name for s in known}
+    return [
+        source.vital.last_line_at
+        for name, source in sources.items()
+        if name not in mine and not source.vital.relayed and _folder(name) in folders
+    ]
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 def _log_stalled(name: str, since: Instant) -> LogStalled:
@@ -633,7 +657,7 @@ class _Turn:
         ]
         examined = {
             key: judge.examine(
-                _view(key, self._instances[key], self._sources), self._state.policy, now
+                _view(key, self._instances[key], self._sources, now), self._state.policy, now
             )
             for key in keys
         }
@@ -653,8 +677,10 @@ class _Turn:
     def _in_company(self, key: InstanceKey, result: judge.Examined) -> Verdict:
         """Return the verdict; a stall that others share is named after that."""
         verdict = result.verdict
-        if not grouping.is_alarm(verdict) or verdict.cause != judge.ONE_SILENT:
+        if not grouping.is_alarm(verdict) or verdict.cause not in _COMMON:
             return verdict
+        if verdict.cause == judge.LOOP_BLOCKED and self._instances[key].vitals.stacks is not None:
+            return verdict  # the stacks say where each of them stands
         company = self._company(key, result.facts)
         if not company:
             return verdict
@@ -690,9 +716,11 @@ class _Turn:
         tracked = self._instances[key]
         before = tracked.verdict
         changed = before is None or type(before) is not type(after) or before.cause != after.cause
-        if before is not None and not changed and after.since != before.since:
-            after = replace(after, since=before.since)
-        self._instances[key] = replace(tracked, verdict=after)
+        if before is not None and not changed:
+            same = before.because == after.because and before.confidence is after.confidence
+            after = before if same else replace(after, since=before.since)
+        if after is not before:
+            self._instances[key] = replace(tracked, verdict=after)
         if changed:
             self.actions.append(
                 Report(
@@ -711,7 +739,9 @@ class _Turn:
         member = Member(
             instance=key,
             verdict=verdict,
-            window=judge.stop_window(_view(key, self._instances[key], self._sources), policy),
+            window=judge.stop_window(
+                _view(key, self._instances[key], self._sources, self._now), policy
+            ),
             last_beat_at=value.last.at if value.last else None,
         )
         confirmed = any((value.health, value.counters, value.processes, value.stacks))

@@ -63,6 +63,9 @@ from hangwatch.model.vitals import Health, Motion, Outcome, ProcessVital, Vitals
 ONE_SILENT: Final = "one-instance-silent"
 """Cause of a stall that nothing but its silence describes; the fleet may say more."""
 
+LOOP_BLOCKED: Final = "event-loop-blocked"
+"""Cause of a stall in which a loop does not turn."""
+
 GRACE: Final = 1.5
 """Intervals after which a beat is missing: it comes every interval plus an RPC plus loop lag."""
 
@@ -734,7 +737,7 @@ def _path_lives(vitals: Vitals, known: Facts) -> list[str]:
     if last is not None:
         proof_at = last.at + GRACE * known.interval
         if vitals.siblings_at is not None and vitals.siblings_at >= proof_at:
-            found.append("other engines still print on the same log, so its path lives")
+            found.append("other engines still print on the same way, so the path of its log lives")
         else:
             # A driver prints lines of its own; they prove nothing of the way from its workers.
             found += [
@@ -773,7 +776,7 @@ def _burner(vitals: Vitals) -> ProcessVital | None:
 def _cause(vitals: Vitals, known: Facts, *, frozen: bool) -> str:
     meaning = known.unhealthy.meaning if known.unhealthy else None
     if frozen or meaning is HealthMeaning.LOOP_BLOCKED:
-        return "event-loop-blocked"
+        return LOOP_BLOCKED
     if meaning is HealthMeaning.LOST_REQUEST:
         return "lost-request"
     waiting = vitals.stacks is not None and vitals.stacks.motion is Motion.WAITING

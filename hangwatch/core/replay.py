@@ -100,7 +100,7 @@ def replay(
         log.incidents[incident.id] = incident
     records = tuple(
         sorted(
-            (_record(state, key, log) for key in state.instances if _is_real(state, key)),
+            (_record(state, key, until, log) for key in state.instances if _is_real(state, key)),
             key=lambda record: (
                 not grouping.is_alarm(record.verdict),
                 record.window.earliest if record.window else float("inf"),
@@ -234,8 +234,8 @@ def _is_real(state: State, key: InstanceKey) -> bool:
     return tracked.vitals.last is not None or any(outside) or grouping.is_alarm(tracked.verdict)
 
 
-def _record(state: State, key: InstanceKey, log: _Log) -> InstanceRecord:
-    vitals = view(state, key)
+def _record(state: State, key: InstanceKey, until: Instant, log: _Log) -> InstanceRecord:
+    vitals = view(state, key, until)
     verdict = state.instances[key].verdict
     assert verdict is not None
     names = [key, *(alias for alias, name in state.aliases.items() if name == key)]

@@ -102,8 +102,21 @@ def test_one_silent_server_of_eight_on_one_stream_is_hung():
     ]
 
 
-def test_one_silent_server_with_a_log_of_its_own_is_suspected():
+def test_one_silent_server_is_hung_while_files_beside_its_own_still_grow():
     scripts = [beats(i, 2000 if i else 1000, instance=k) for i, k in enumerate(EIGHT)]
+
+    run = Run().over(*scripts, until=2000)
+
+    assert [("hung", "one-instance-silent")] == [
+        (t.after.word, t.after.cause) for t in run.alarms()
+    ]
+
+
+def test_files_elsewhere_prove_nothing_of_a_silent_servers_own():
+    scripts = [
+        beats(i, 2000 if i else 1000, instance=k, source=f"node-{i}/worker.out")
+        for i, k in enumerate(EIGHT)
+    ]
 
     run = Run().over(*scripts, until=2000)
 
