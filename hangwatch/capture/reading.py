@@ -15,7 +15,7 @@ from hangwatch import registry
 from hangwatch.core import loose
 from hangwatch.core.codec import CodecError
 from hangwatch.core.diagnosis import diagnose
-from hangwatch.core.layout import INCIDENT, MANIFEST
+from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, place
 from hangwatch.core.redaction import Redactor
 from hangwatch.core.replay import instances, replay
 from hangwatch.errors import ConfigError, NotABundleError
@@ -137,8 +137,9 @@ def _loose(
         kept, profile=profile, at=until, instances=instances(material, profiles=profiles)
     )
     result = replay(material, profiles=profiles, policy=policy, until=until, snapshots=seen)
-    unstamped = not material.lines and material.ends_at <= 0
-    if not result.instances and unstamped and not kept:
+    # A log by its name may well hold no beat; anything else was given by mistake.
+    nameless = all(path.is_file() and place(path.name).kind is Kind.OTHER for path in files.logs)
+    if not result.instances and not material.lines and not kept and nameless:
         names = ", ".join(str(path) for path in paths)
         raise NotABundleError(
             f"{names}: no heartbeat of {profile.title} in it, and no other evidence beside it"

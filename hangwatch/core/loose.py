@@ -444,9 +444,9 @@ def family(pid: int | None, name: str, rows: Iterable[ProcessRecord]) -> tuple[P
         rows: The process table.
     """
     rows = tuple(rows)
-    members = {
-        row.pid for row in rows if row.pid == pid or (name and row.extra.get("instance") == name)
-    }
+    members = {row.pid for row in rows if name and row.extra.get("instance") == name}
+    if pid is not None:
+        members.add(pid)
     growing = True
     while growing:
         more = {row.pid for row in rows if row.ppid in members and not row.extra.get("instance")}

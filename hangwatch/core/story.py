@@ -162,6 +162,8 @@ def headline(diagnosis: Diagnosis) -> str:
         return _stopped_sentence(diagnosis, stopped, len(there))
     since = stamp(dossier, dossier.verdict.since)
     reason = next(iter(dossier.verdict.because), "")
+    if not there and reason and diagnosis.verdict == "ok":
+        return f"{reason[:1].upper()}{reason[1:]}."
     who = _servers(len(there), len(there)) if there else "The server"
     words = f"{who} {'is' if len(there) <= 1 else 'are'}"
     if diagnosis.verdict == "ok":

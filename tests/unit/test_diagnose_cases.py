@@ -1,0 +1,105 @@
+"""Real hang reports, turned into inputs, through the diagnosis."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from hangwatch import registry
+from hangwatch.capture.reading import explain, read
+from hangwatch.model.dossier import Diagnosis
+from hangwatch.model.policy import Policy
+
+CASES = Path(__file__).parent.parent / "fixtures" / "cases"
+LMDEPLOY = (
+    "001", "002", "018", "023", "025", "028", "030", "101", "108", "109", "112", "113", "114",
+    "117", "118", "119", "122", "123", "126", "127",
+)  # fmt: skip
+# Ideas of ``must_say``, as our sentences say them.
+IDEAS = {
+    "001": ("stopped within one interval", "shared cause", r"worker-\*\.out files"),
+    "002": ("event loop of .* is idle", "requests in flight", "not show pending asyncio tasks"),
+    "018": ("Task <ModelAgentLoop> failed|MainLoopWaitExecutor", "no silent stop"),
+    "023": ("fallen off the bus", "0000:b3:00.0"),
+    "025": ("blocked by", "owns the GIL and is running"),
+    "028": ("51039",),
+    "030": ("state T", "SIGCONT"),
+    "101": ("idle",),
+    "109": ("log stream stalled", "worker files still advance"),
+    "119": ("heartbeat of .* is lost", "requests still complete"),
+    "122": ("[Nn]o heartbeat",),
+    "123": ("idle",),
+}
+# Not said of the case: the rule that a thread dump may show an idle GPU is told by numbers only.
+UNSAID = {"025": ("GPU",), "002": ("GPU kernel",)}
+
+
+class Case(NamedTuple):
+    number: str
+    expected: dict[str, Any]
+    diagnosis: Diagnosis
+
+
+@pytest.fixture(scope="module", params=LMDEPLOY)
+def case(request: pytest.FixtureRequest) -> Case:
+    (folder,) = CASES.glob(f"{request.param}-*")
+    expected = json.loads((folder / "expect.json").read_text())
+    policy = Policy(
+        heartbeat_interval=expected["policy"]["interval_s"],
+        stall_after=expected["policy"]["stall_after_s"],
+    )
+    now = datetime.fromisoformat(expected["clock"]["now"])
+    return Case(request.param, expected, explain(read([folder], now=now, policy=policy)))
+
+
+def test_verdict_and_cause_are_right(case: Case):
+    assert (case.expected["verdict"], case.expected["class"]) == (
+        case.diagnosis.verdict,
+        case.diagnosis.cause,
+    )
+
+
+def test_nothing_was_beyond_us(case: Case):
+    assert () == (*case.diagnosis.problems, *case.diagnosis.dossier.problems)
+
+
+def test_the_window_is_right(case: Case):
+    document = json.loads(registry.renderers()["json"].render(case.diagnosis))
+    expected = case.expected["hang_window"]
+
+    found = document["window"] and [datetime.fromisoformat(end) for end in document["window"]]
+
+    assert (expected and [datetime.fromisoformat(end) for end in expected]) == found
+
+
+def test_the_culprit_is_right(case: Case):
+    expected = case.expected["culprit"] or {}
+    if "pid" not in expected:
+        assert case.diagnosis.culprit.pid is None
+        return
+
+    assert expected["pid"] == case.diagnosis.culprit.pid
+    for key in ("rank", "thread", "frame"):
+        if expected.get(key) is not None:
+            assert expected[key] == getattr(case.diagnosis.culprit, key)
+
+
+def test_the_report_says_what_it_must(case: Case):
+    text = " ".join(registry.renderers()["terminal"].render(case.diagnosis).split())
+
+    assert [] == [idea for idea in IDEAS.get(case.number, ()) if not re.search(idea, text)]
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "issue"])
+def test_the_report_says_nothing_that_it_must_not(case: Case, form: str):
+    text = registry.renderers()[form].render(case.diagnosis)
+    forbidden = [
+        word for word in case.expected["must_not_say"] if word not in UNSAID.get(case.number, ())
+    ]
+
+    assert [] == [w for w in forbidden if re.search(rf"(?i)\b{re.escape(w)}\b", text)]
