@@ -1,0 +1,1 @@
+"""Measurements that the documentation publishes, each beside its peers in the same run."""
