@@ -435,7 +435,7 @@ class _Turn:
             carried={
                 name: None
                 for name, source in self._sources.items()
-                if source.pid is not None and source.pid == key.pid
+                if source.pid is not None and source.pid == key.pid and not key.host
             },
         )
         self._touched.add(key)
@@ -451,7 +451,7 @@ class _Turn:
         source = self._source(name, retired_at=None, unreadable_since=None)
         self._sources[name] = replace(source, pid=pid if pid is not None else source.pid)
         for key, tracked in self._instances.items():
-            if pid is not None and key.pid == pid and name not in tracked.carried:
+            if pid is not None and (key.host, key.pid) == ("", pid) and name not in tracked.carried:
                 self._instances[key] = replace(tracked, carried={**tracked.carried, name: None})
                 self._touched.add(key)
 
@@ -525,7 +525,11 @@ class _Turn:
             for other, tracked in self._instances.items()
             if (other.pid, other.tag) == (key.pid, key.tag)
             and "" in (other.host, key.host)
-            and all(self._sources[name].vital.relayed != beat.relayed for name in tracked.carried)
+            and all(
+                self._sources[name].vital.relayed != beat.relayed
+                for name, beaten_at in tracked.carried.items()
+                if beaten_at is not None
+            )
         ]
         if len(known) != 1:
             return key
@@ -550,8 +554,8 @@ class _Turn:
             return
         if known.demand is Demand.NONE or grouping.is_alarm(tracked.verdict):
             return
-        silence = beat.at - known.clock
-        if silence > self._state.policy.missed_beats * known.interval:
+        if beat.at > known.quick_at:
+            silence = beat.at - known.clock
             self.actions.append(RecordStall(instance=key, since=known.clock, seconds=silence))
 
     def _compare_paths(

@@ -225,7 +225,7 @@ def _judge(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdic
         _gone(vitals)
         or _dead(vitals, known, now)
         or _stopped(vitals, known, now)
-        or _fresh(known, now)
+        or _fresh(vitals, known, now)
         or _paused(vitals, known)
         or _stalled(vitals, policy, known, now)
         or _loading(vitals, known)
@@ -472,11 +472,13 @@ def _stopped(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
     )
 
 
-def _fresh(known: Facts, now: Instant) -> Verdict | None:
+def _fresh(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
     if known.progress_at is None or known.missing_at is None or now >= known.missing_at:
         return None
     if known.lost:
         return _heartbeat_lost(known)
+    if vitals.last is None:
+        return _never_beats(known.progress_at)
     return Ok(
         since=known.progress_at,
         cause="not-a-hang:busy",
@@ -579,12 +581,7 @@ def _loading(vitals: Vitals, known: Facts) -> Verdict | None:
         and (known.progress_at is None or health.at > known.progress_at)
     )
     if vitals.last is None and vitals.completed_at is not None:
-        return Ok(
-            since=vitals.completed_at,
-            cause="not-a-hang:no-heartbeat-configured",
-            confidence=Confidence.MEDIUM,
-            because=("it answers requests and has never printed a heartbeat",),
-        )
+        return _never_beats(vitals.completed_at)
     if vitals.last is not None and not restarting and not starting:
         return None
     words = "no heartbeat has come yet"
@@ -597,6 +594,15 @@ def _loading(vitals: Vitals, known: Facts) -> Verdict | None:
         cause="not-a-hang:startup",
         confidence=Confidence.MEDIUM,
         because=(words,),
+    )
+
+
+def _never_beats(since: Instant) -> Verdict:
+    return Ok(
+        since=since,
+        cause="not-a-hang:no-heartbeat-configured",
+        confidence=Confidence.MEDIUM,
+        because=("no heartbeat was ever printed, yet requests are answered or tokens flow",),
     )
 
 

@@ -261,7 +261,7 @@ def _explained(verdict: Verdict, material: LogMaterial, log: _Log) -> Verdict:
     reason = next((reason for reason in _REASONS if reason in material.oddities), "")
     if any(isinstance(t.after, Gone) for t in log.transitions):
         reason = "rotation"
-    if log.stalls:
+    if log.stalls or log.incidents:
         reason = "transient-stall"
     if any(t.after.cause == "not-a-hang:paused" for t in log.transitions):
         reason = "paused"
