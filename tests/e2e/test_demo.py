@@ -1,0 +1,89 @@
+"""The demo: servers that really hang, from the first beat to the report."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+INTERVAL = 1.0
+
+pytestmark = pytest.mark.slow
+
+
+def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "hangwatch", "demo", *arguments),
+            *("--output", str(folder / "bundles")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=170.0,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(folder), "HOME": str(folder)},
+    )
+
+
+def instants(result: dict[str, Any]) -> tuple[datetime, datetime, datetime, datetime]:
+    """When it could have happened, by the report; when it did happen, first and last."""
+    earliest, latest = (datetime.fromisoformat(stamp) for stamp in result["window"])
+    truth = result["truth"]
+    first, last = (datetime.fromisoformat(truth[key]) for key in ("at_wall", "last_at_wall"))
+    return earliest, first, last, latest
+
+
+@pytest.mark.needs_ptrace
+def test_eight_servers_that_freeze_are_caught_and_explained(tmp_path):
+    done = demo(tmp_path, "--json")
+    assert 0 == done.returncode, done.stderr
+    result = json.loads(done.stdout)
+    earliest, first, last, latest = instants(result)
+    (bundle,) = (tmp_path / "bundles").iterdir()
+    with tarfile.open(bundle) as archive:
+        names = archive.getnames()
+    report = subprocess.run(
+        [sys.executable, "-m", "hangwatch", "report", str(bundle)],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=True,
+    ).stdout
+
+    assert "hung" == result["verdict"]
+    assert ["hung"] * 8 == [instance["verdict"] for instance in result["instances"]]
+    assert earliest <= first <= last <= latest
+    assert (latest - earliest).total_seconds() <= INTERVAL
+    assert result["truth"]["frame"] in result["culprit"]["frame"]
+    assert "EngineLoop._blocked_in_shared_store_get" in report
+    assert str(bundle) == result["bundle"]
+    engines = {re.search(r"processes/engine-(\d+)/threads.json", name) for name in names} - {None}
+    assert {server["pid"] for server in result["truth"]["servers"]} == {
+        int(match[1]) for match in engines
+    }
+    for pid in (instance["pid"] for instance in result["instances"]):
+        assert not Path(f"/proc/{pid}").exists()
+    assert ["bundles"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_idle_servers_raise_no_alarm(tmp_path):
+    done = demo(tmp_path, "idle", "--servers", "3")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "No alarm in 20 s of it. All 3 servers are: idle (not-a-hang:idle)." in done.stdout
+    assert [] == list((tmp_path / "bundles").iterdir())
+
+
+def test_an_unknown_fault_is_a_mistake_of_usage(tmp_path):
+    done = demo(tmp_path, "earthquake")
+
+    assert 2 == done.returncode
+    assert "blocked-call" in done.stderr
+    assert "Traceback" not in done.stderr
