@@ -266,8 +266,14 @@ def overall(state: State, now: Instant) -> Verdict:
     )
 
 
-def view(state: State, key: InstanceKey, now: Instant) -> Vitals:
-    """Return the vitals of an instance at *now*, its logs taken in: what ``judge`` reads."""
+def view(state: State, key: InstanceKey, now: Instant | None = None) -> Vitals:
+    """Return the vitals of an instance, its logs taken in: what ``judge`` reads.
+
+    Args:
+        state: All that is known.
+        key: Whose.
+        now: The present instant; without it, logs beside its own are always looked at.
+    """
     tracked = state.instances[key]
     seen = _view(key, tracked, state.sources, now)
     return replace(
@@ -279,7 +285,7 @@ def view(state: State, key: InstanceKey, now: Instant) -> Vitals:
 
 
 def _view(
-    key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source], now: Instant
+    key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source], now: Instant | None
 ) -> Vitals:
     known = [sources[name] for name in tracked.carried if name in sources]
     # Its own file shows it alone; a merged stream counts only where there is nothing better.
@@ -289,7 +295,8 @@ def _view(
         for source in known
         if not source.vital.merged
     ]
-    if tracked.facts is None or tracked.facts.missing_at is None or now >= tracked.facts.missing_at:
+    missing_at = tracked.facts.missing_at if tracked.facts is not None else None
+    if now is None or missing_at is None or now >= missing_at:
         beaten += _beside(known, sources)
     siblings = [at for at in beaten if at is not None]
     return replace(
