@@ -438,10 +438,16 @@ def _put(
             file.flush()
             os.fsync(file.fileno())
         path = _name(packing, output, name)
+    except OSError as error:
+        raise OutputError(_remedy(error, output)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            packing.unlink()
+    try:
         _sync(output)
     except OSError as error:
         with contextlib.suppress(OSError):
-            packing.unlink()
+            path.unlink()
         raise OutputError(_remedy(error, output)) from error
     return path
 

@@ -1,0 +1,221 @@
+"""What reports say, and that nothing of the evidence does anything in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from dossiers import BLOCKED, SILENT, WORKING, diagnosed, dump, instance, thread
+
+from hangwatch import registry
+from hangwatch.core.plain import code, fenced, markdown, printable, table
+from hangwatch.core.story import headline
+from hangwatch.model.dossier import Diagnosis
+from hangwatch.model.verdict import Confidence, Idle, SuspectedHang
+from hangwatch.renderers import terminal
+
+FORMS = ("terminal", "markdown", "issue", "json")
+
+HOSTILE = (
+    "\x1b[31mred\x1b]0;title\x07 @maintainer #123 org/repo#4 GH-9 https://evil.example "
+    "www.evil.example [click](http://evil) ![pic](http://evil/p.png) "
+    "<img src=x onerror=alert(1)> ``` ```` `x` "
+    "| cell | **bold** \u202egnp.exe \x9b31m \r\n# heading\n---\n<!-- \u2028 mailto:a@b.c &lt; $x$"
+)
+
+
+def render(diagnosis: Diagnosis, form: str) -> str:
+    return registry.renderers()[form].render(diagnosis)
+
+
+def caught() -> Diagnosis:
+    files = {"threads.json": dump(*(thread(pid) for pid in (1, 2, 3)))}
+    files["threads2.json"] = files["threads.json"]
+    return diagnosed(*(instance(pid) for pid in (1, 2, 3)), files=files)
+
+
+def hostile() -> Diagnosis:
+    frames = ((f"/x/{HOSTILE}.py", HOSTILE, 1), *BLOCKED[2:])
+    files = {
+        "threads.json": dump(thread(1, frames, thread_name=HOSTILE)),
+        "threads2.json": dump(thread(1, frames, thread_name=HOSTILE)),
+        "procs.json": json.dumps([{"pid": 1, "role": HOSTILE, "title": HOSTILE}]).encode(),
+        "health.json": json.dumps({"http": 503, "status": "x", "message": HOSTILE}).encode(),
+        "gpu.err": HOSTILE.encode("utf-8"),
+        "launch.json": json.dumps({"arguments": HOSTILE}).encode(),
+        "versions.json": json.dumps({"packages": {HOSTILE: {"version": HOSTILE}}}).encode(),
+    }
+    record = instance(1, replace(SILENT, because=(HOSTILE,)), source=HOSTILE)
+    record = replace(record, instance=replace(record.instance, tag=HOSTILE))
+    return diagnosed(record, files=files, notes=(HOSTILE,), problems=(HOSTILE,))
+
+
+# --- the first sentence --------------------------------------------------------------------------
+
+
+def test_the_first_sentence_says_how_many_when_and_with_how_much_work():
+    assert (
+        "3 of 3 servers stopped answering work within 1 s of each other between "
+        "2026-03-04 05:41:40 and 05:41:50 (+00:00), with 24 requests in flight."
+    ) == headline(caught())
+
+
+def test_the_second_sentence_says_what_they_do_now():
+    second = " ".join(render(caught(), "terminal").split("\n\n")[0].split()).split(". ", 1)[1]
+
+    assert second.startswith(
+        "Now: the event loops of 3 of 3 stopped engines (1, 2 and 3) are blocked in the same "
+        "call, Worker.get_objects (ray/_private/worker.py:967)"
+    )
+
+
+def test_a_suspicion_is_told_as_silence_and_no_more():
+    doubt = SuspectedHang(
+        since=SILENT.since, cause="one-instance-silent", confidence=Confidence.LOW
+    )
+
+    assert headline(diagnosed(instance(1, doubt))).startswith("The server fell silent between")
+
+
+def test_idleness_is_told_without_alarm():
+    idle = Idle(
+        since=SILENT.since,
+        cause="not-a-hang:idle",
+        confidence=Confidence.HIGH,
+        because=("its last heartbeat had no request in flight",),
+    )
+
+    assert (
+        "The server is idle since 2026-03-04 05:41:40 (+00:00): "
+        "its last heartbeat had no request in flight."
+    ) == headline(diagnosed(instance(1, idle)))
+
+
+def test_working_servers_are_said_to_work():
+    assert (
+        "2 of 2 servers are working; the last heartbeat came at 2026-03-04 05:41:40 (+00:00)."
+    ) == headline(diagnosed(instance(1, WORKING), instance(2, WORKING)))
+
+
+# --- the six parts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "issue"])
+def test_the_parts_stand_in_their_order(form: str):
+    text = " ".join(render(caught(), form).split())
+    parts = (
+        r"3 of 3 servers stopped",
+        r"Something that all of them wait for",
+        r"Worker\.get_objects",
+    )
+
+    places = [re.search(part, text.replace("\\", "")) for part in parts]
+
+    assert None not in places
+    starts = [place.start() for place in places if place]
+    assert starts[0] == min(starts)
+
+
+def test_alike_stacks_are_shown_once():
+    assert 1 == render(caught(), "markdown").count("pids 1, 2 and 3")
+
+
+def test_one_screen_has_the_frame_and_every_server():
+    page = terminal.page(caught(), brief=True)
+
+    assert 50 > page.count("\n")
+    assert "Worker.get_objects (ray/_private/worker.py:967)" in page
+    assert all(re.search(rf"(?m)^ +{pid} +DP0 +hung", page) for pid in (1, 2, 3))
+
+
+def test_colour_is_ours_alone():
+    plain, coloured = terminal.page(hostile()), terminal.page(hostile(), colour=True)
+
+    assert plain == re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert "\x1b" not in plain
+
+
+def test_the_issue_has_the_sections_of_lmdeploys_form():
+    headings = re.findall(r"(?m)^### (.*)$", render(caught(), "issue"))
+
+    assert [
+        "Checklist",
+        "Describe the bug",
+        "Reproduction",
+        "Environment",
+        "Error traceback",
+    ] == headings
+
+
+def test_the_issue_fits_what_github_takes():
+    deep = tuple((f"/opt/x/site-packages/m{'y' * 80}.py", "f" * 200, i) for i in range(60))
+    threads = [thread(i, (*deep, (f"/x/{i}.py", f"g{i}", 1), *BLOCKED[2:])) for i in range(1, 60)]
+    files = {"threads.json": dump(*threads), "threads2.json": dump(*threads)}
+
+    text = render(diagnosed(*(instance(i) for i in range(1, 60)), files=files), "issue")
+
+    assert 65_536 > len(text)
+    assert 0 == sum(line.startswith("```") for line in text.split("\n")) % 2
+
+
+# --- nothing of the evidence does anything -------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_of_the_evidence_commands_a_terminal(form: str):
+    text = render(hostile(), form)
+
+    assert [] == re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028]", text)
+
+
+@pytest.mark.parametrize("form", ["markdown", "issue"])
+def test_nothing_of_the_evidence_becomes_markup(form: str):
+    text = render(hostile(), form)
+    inline = re.sub(r"(?ms)^(`{3,})\w*$.*?^\1$", "", text)
+    inline = re.sub(r"(?<![`\\])(`+)(?!`).+?(?<!`)\1(?!`)", "", inline)
+
+    assert [] == re.findall(r"(?<!\\)!\[|(?<!\\)\]\(", inline)
+    assert [] == re.findall(r"[@#](?=[A-Za-z0-9])", inline)
+    assert [] == re.findall(r"https?://|www\.\w|mailto:", inline)
+    assert [] == re.findall(r"<[a-zA-Z!/]", inline)
+    assert [] == re.findall(r"(?m)^# heading|^---$", inline)
+
+
+@pytest.mark.parametrize("form", ["markdown", "issue"])
+def test_nothing_of_the_evidence_ends_a_code_block(form: str):
+    text = render(hostile(), form)
+    fences = re.findall(r"(?m)^(`{3,})", text)
+
+    assert 0 == len(fences) % 2
+    assert all(a == b for a, b in zip(fences[::2], fences[1::2], strict=True))
+
+
+def test_a_table_keeps_its_columns_whatever_is_in_it():
+    rows = render(hostile(), "markdown")
+    [line] = [line for line in rows.split("\n") if re.match(r"\| 1 \|", line)]
+
+    assert 6 == len(re.findall(r"(?<!\\)\|", line))
+
+
+def test_plain_text_is_left_alone():
+    assert "/opt/x.py, 3.5 s “well”" == printable("/opt/x.py, 3.5 s “well”")
+
+
+def test_inline_code_holds_its_backticks():
+    assert "`` a`b ``" != code("a`b")
+    assert "``a`b``" == code("a`b")
+    assert "`` `a ``" == code("`a")
+
+
+def test_a_code_block_is_longer_than_what_is_in_it():
+    assert fenced(["```"]).startswith("````text\n```\n````")
+
+
+def test_markdown_is_shown_as_written():
+    assert r"\*a\* \_b\_ &lt;c&gt;" == markdown("*a* _b_ <c>")
+
+
+def test_a_table_aligns_numbers_to_the_right():
+    assert ["name   n", "a      5", "b     12"] == table([("name", "n"), ("a", "5"), ("b", "12")])
