@@ -1,14 +1,12 @@
 """The contracts as JSON Schemas, from the types that describe them.
 
-``python -m hangwatch.capture.schemas DIR`` writes them; those in the repository lie in
-``schemas/``. Every document may have more keys than its schema names, and a key of *loose
+``python -m hangwatch.capture.schemas`` writes them into ``hangwatch/schemas/``. Every document may have more keys than its schema names, and a key of *loose
 evidence* that is missing means *not collected*.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -243,6 +241,9 @@ DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
 }
 
 
+FOLDER: Final = Path(__file__).parents[1] / "schemas"
+
+
 def schemas() -> dict[str, dict[str, Any]]:
     """Return every schema by the name of its file, without the suffix."""
     return {
@@ -263,4 +264,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(FOLDER)

@@ -11,7 +11,7 @@ import pytest
 
 from hangwatch import registry
 from hangwatch.capture.reading import explain, read
-from hangwatch.capture.schemas import schemas
+from hangwatch.capture.schemas import FOLDER, schemas
 from hangwatch.core import contracts
 from hangwatch.core.replay import replay
 from hangwatch.model.policy import Policy
@@ -35,7 +35,7 @@ def check(document: object, name: str) -> None:
 def test_the_published_schemas_are_those_of_the_types():
     published = {
         path.name.removesuffix(".schema.json"): json.loads(path.read_text())
-        for path in (ROOT / "schemas").glob("*.schema.json")
+        for path in FOLDER.glob("*.schema.json")
     }
 
     assert schemas() == published
