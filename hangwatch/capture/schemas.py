@@ -1,7 +1,8 @@
 """The contracts as JSON Schemas, from the types that describe them.
 
-``python -m hangwatch.capture.schemas`` writes them into ``hangwatch/schemas/``. Every document may have more keys than its schema names, and a key of *loose
-evidence* that is missing means *not collected*.
+``python -m hangwatch.capture.schemas`` writes them into ``hangwatch/schemas/``. Every document
+may have more keys than its schema names, and a key of *loose evidence* that is missing means *not
+collected*.
 """
 
 from __future__ import annotations

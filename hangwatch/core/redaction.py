@@ -414,6 +414,8 @@ class Redactor:
         if len(token) > _BASE64_LIMIT and not token.isdigit():
             self.counts["prompt"] += 1
             return f"[{len(token)} characters withheld]"
+        if token.islower():  # a path; base64 of text has capitals
+            return token
         padded = token.replace("-", "+").replace("_", "/").rstrip("=")
         try:
             inside = base64.b64decode(padded + "=" * (-len(padded) % 4)).decode("latin-1")
