@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,12 +82,15 @@ def printable(text: str) -> str:
 
 
 def _watch(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
+    from hangwatch.daemon.state import ensure_key
     from hangwatch.daemon.wiring import Watch
     from hangwatch.system.logs import LineWriter, configure
 
     # Beside a daemon that may be running here; what an attached watch learns, it need not keep.
     settings = resolved.settings
     own = settings.model_copy(update={"state": settings.state / f"attach-{kin.pid}"})
+    with suppress(OSError):
+        ensure_key(own.state, ensure_key(settings.state))
     writer = configure(form=settings.log_format)
     output = LineWriter(1, confess=missing) if as_json else LineWriter(1)
 
@@ -99,6 +104,7 @@ def _watch(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         click.echo("watching; Ctrl-C ends it", err=True)
     try:
         Watch(replace(resolved, settings=own), pids=(kin.pid,), tell=tell).run()
+        shutil.rmtree(own.state, ignore_errors=True)
     finally:
         output.close()
         writer.close()
@@ -186,13 +192,17 @@ def plan_as_json(plan: CapturePlan) -> dict[str, Any]:
 
 
 def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
+    from hangwatch import registry
     from hangwatch.capture.conductor import capture_and_bundle
+    from hangwatch.daemon.state import ensure_key
     from hangwatch.daemon.wiring import check_output
     from hangwatch.model.verdict import ALARMS
     from hangwatch.system.clock import SystemClock
 
     clock = SystemClock()
     check_output(resolved.settings.output)
+    with suppress(OSError):
+        ensure_key(resolved.settings.state)
     request = _request(resolved, kin)
     progress, done = _progress()
     try:
@@ -214,7 +224,7 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
             )
         )
     else:
-        click.echo(written.report)
+        click.echo(registry.renderers()["terminal"].render(written.diagnosis))
         _tell_failures(outcome)
         click.echo(str(written.path))
     if written.verdict in {alarm.word for alarm in ALARMS}:

@@ -30,10 +30,13 @@ def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: 
     Logs that do not exist yet are waited for. SIGTERM or Ctrl-C ends it; a capture that runs
     then is finished first.
     """
+    from hangwatch.daemon import copier
     from hangwatch.daemon.settings import resolve
     from hangwatch.daemon.wiring import Watch
     from hangwatch.system.logs import LineWriter, configure
 
+    # Before anything can go wrong here: a server that writes into us must go on.
+    streams = copier.start() if "-" in logs else {}
     resolved = resolve({"log": logs, **flags}, file=config)
     patterns = resolved.settings.log
     if any(not pattern for pattern in patterns):
@@ -42,10 +45,7 @@ def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: 
         raise UsageError(
             "--json and --log - both want standard output: follow a file, or leave out --json"
         )
-    streams: dict[str, str] = {}
-    if "-" in patterns:
-        from hangwatch.daemon import copier
-
+    if "-" in patterns and not streams:
         streams = copier.start()
     writer = configure(form=resolved.settings.log_format)
     output = LineWriter(1, confess=missing) if as_json else LineWriter(1)

@@ -182,13 +182,21 @@ def owners(logs: Iterable[str], profile: EngineProfile) -> tuple[LogOwner, ...]:
 
 
 def _owner(log: str, rows: Sequence[ProcessRow], profile: EngineProfile) -> int | None:
-    real = os.path.realpath(log)
+    # What the daemon reads as its standard input is a pipe, known by its number alone.
+    real = _standard_input() if log == "-" else os.path.realpath(log)
+    rows = [row for row in rows if row.pid != os.getppid() and row.ppid != os.getppid()]
     targets = kinship.related(rows, seeds=(), profile=profile, logs=(real,))
     writers = {t.process.pid: t for t in targets if t.why.startswith("writes")}
     # Engines and workers inherit the output of the server that started them.
     first = [target for target in writers.values() if target.ppid not in writers]
     servers = [target for target in writers.values() if target.role is Role.API_SERVER]
     return min((target.process.pid for target in servers or first), default=None)
+
+
+def _standard_input() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{os.getppid()}/fd/0")  # noqa: PTH115
+    return ""
 
 
 def body(channel: Channel) -> None:

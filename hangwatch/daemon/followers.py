@@ -31,7 +31,7 @@ from hangwatch.model.observation import (
 )
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile
-from hangwatch.model.time import Clock
+from hangwatch.model.time import Clock, Instant
 from hangwatch.system.logs import log
 from hangwatch.system.paths import MountTable, place_of
 from hangwatch.system.spawn import message_kind
@@ -235,10 +235,25 @@ class Followers:
 
     def _parse(self, line: Line) -> tuple[BeatSeen | SignalArrived, ...]:
         found = self._found.get(line.source)
-        return parsing.parse(
+        seen = parsing.parse(
             line,
             self._profile,
             pid=found.pid if found is not None else None,
             actor=found.actor if found is not None else "",
             zone=self._zone(),
         )
+        return seen if line.fresh else tuple(map(self._dated, seen))
+
+    def _dated(self, seen: BeatSeen | SignalArrived) -> BeatSeen | SignalArrived:
+        """Return what lay in a log before we listened, at the moment that its stamp says.
+
+        When it arrived nobody knows; its stamp is the best there is, and never later than now.
+        """
+        printed = seen.beat.printed if isinstance(seen, BeatSeen) else seen.signal.printed
+        if printed is None or printed.tzinfo is None:
+            return seen
+        now = self._clock.now()
+        at = Instant(now + min(0.0, (printed - self._clock.wall()).total_seconds()))
+        if isinstance(seen, BeatSeen):
+            return replace(seen, beat=replace(seen.beat, at=at))
+        return replace(seen, signal=replace(seen.signal, at=at))

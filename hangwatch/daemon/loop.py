@@ -16,11 +16,18 @@ from hangwatch.core.advance import State, advance, due
 from hangwatch.daemon.children import Wire
 from hangwatch.model.observation import Action, LoopPaused, Observation
 from hangwatch.model.policy import Policy
-from hangwatch.model.time import Clock
+from hangwatch.model.time import Clock, Instant
 from hangwatch.system.logs import log
 
 MIN_WAIT: Final = 0.01
 """Seconds; keeps a moment that is due but changes nothing from becoming a busy loop."""
+
+
+PACE: Final = 0.5
+"""Seconds between two turns while little happens."""
+
+CROWD: Final = 100
+"""Observations of one turn that are not little; a pipe holds several hundred."""
 
 
 class Senses(Protocol):
@@ -109,17 +116,31 @@ class Loop:
 
 
 class Ears:
-    """Waits on the channels of all children at once: the real ``Senses``."""
+    """Waits on the channels of all children at once: the real ``Senses``.
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    Children stamp what they see, so it may wait a moment in their pipes: one turn takes in what
+    gathered in ``PACE`` seconds, unless so much comes that a pipe might be full.
+    """
+
+    def __init__(self, parts: Iterable[Part], *, clock: Clock) -> None:
         self._parts = tuple(parts)
+        self._clock = clock
+        self._heard_at = Instant(float("-inf"))
+        self._crowded = False
 
     def listen(self, timeout: float) -> tuple[Observation, ...]:
         """Return what any part reports."""
+        began = self._clock.now()
+        if not self._crowded:
+            self._clock.sleep(min(timeout, self._heard_at + PACE - began))
         poll = select.poll()
         for wire in chain.from_iterable(part.wires() for part in self._parts):
             poll.register(wire.fileno(), select.POLLIN)
             if wire.pending:
                 poll.register(wire.write_fd, select.POLLOUT)
-        poll.poll(timeout * 1000)
-        return tuple(chain.from_iterable(part.hear() for part in self._parts))
+        left = timeout - (self._clock.now() - began)
+        poll.poll(max(0.0, left) * 1000)
+        self._heard_at = self._clock.now()
+        observations = tuple(chain.from_iterable(part.hear() for part in self._parts))
+        self._crowded = len(observations) > CROWD
+        return observations

@@ -109,6 +109,16 @@ class Roster:
                 found.update(dict.fromkeys(entry.kin))
         return tuple(found)
 
+    def drop(self, instance: InstanceKey) -> None:
+        """Forget an instance that was retired."""
+        self._entries.pop(instance, None)
+        carried = {source for entry in self._entries.values() for source in entry.sources}
+        for log in self._owners.keys() | self._orphans.keys():
+            if log not in carried:
+                self._owners.pop(log, None)
+                self._orphans.pop(log, None)
+                self.asked.discard(log)
+
     def forget(self, gone: Iterable[int]) -> None:
         """Take note that processes ended: logs of theirs may have other owners now."""
         ended = set(gone)

@@ -93,20 +93,6 @@ class StateDirectory:
                 "upgrade hangwatch, or choose another with --state"
             )
 
-    def key(self) -> bytes:
-        """Return the pseudonym key; made at first use.
-
-        Raises:
-            OSError: It can be neither read nor made.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            found = (self.path / "pseudonym.key").read_bytes()
-            if len(found) == KEY_SIZE:
-                return found
-        made = secrets.token_bytes(KEY_SIZE)
-        self._replace("pseudonym.key", made, durable=True)
-        return made
-
     def load(self, name: str) -> dict[str, Any]:
         """Return what was saved under *name* (``offsets``, ``memory``), ``{}`` if nothing was."""
         try:
@@ -151,15 +137,13 @@ class StateDirectory:
                     records.append(record)
         return tuple(records)
 
-    def _replace(self, name: str, data: bytes, *, durable: bool = False) -> None:
+    def _replace(self, name: str, data: bytes) -> None:
         temporary = self.path / f".{name}.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-            if durable:
-                os.fsync(fd)
         finally:
             os.close(fd)
         temporary.replace(self.path / name)
@@ -173,3 +157,27 @@ class StateDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def ensure_key(folder: Path, key: bytes | None = None) -> bytes:
+    """Return the pseudonym key of a state directory; made, or taken from *key*, at first use.
+
+    Needs no lock: whoever is first wins.
+
+    Raises:
+        OSError: It can be neither read nor made.
+    """
+    path = folder / "pseudonym.key"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = folder / f".pseudonym.key.{os.getpid()}"
+    with contextlib.suppress(FileExistsError):
+        if not path.exists():
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, key or secrets.token_bytes(KEY_SIZE))
+                os.fsync(fd)
+                os.link(temporary, path)
+            finally:
+                os.close(fd)
+                temporary.unlink()
+    return path.read_bytes()

@@ -12,7 +12,8 @@ watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
 - ``kin``: ``pid``, ``servers``, ``logs``, ``processes`` (answer for a pid that was named);
 - ``transition``: ``instance``, ``pid``, ``before``, ``after``, ``cause``, ``confidence``,
   ``since``, ``because``;
-- ``incident``: ``incident``, ``verdict``, ``cause``, ``instances``, ``watched``, ``window``;
+- ``incident`` when it begins, ``joined`` whenever it changed while it is captured: ``incident``,
+  ``verdict``, ``cause``, ``instances``, ``watched``, ``window``;
 - ``capture``: ``incident``, ``part``, ``done``, ``failed``, ``total``, ``elapsed_s``;
 - ``bundle``: ``incident``, ``bundle`` (path), ``verdict``, ``cause``, ``summary``;
 - ``capture_failed``: ``incident``, ``error``, ``hint``;
@@ -27,7 +28,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ from hangwatch.daemon.responder import Responder
 from hangwatch.daemon.roster import Roster
 from hangwatch.daemon.search import Search
 from hangwatch.daemon.settings import Resolved
-from hangwatch.daemon.state import StateDirectory
+from hangwatch.daemon.state import StateDirectory, ensure_key
 from hangwatch.errors import ConfigError, OutputError, TargetNotFoundError
 from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
 from hangwatch.model.discovery import Kin, RaySession
@@ -54,6 +55,7 @@ from hangwatch.model.observation import (
     Observation,
     RecordStall,
     Report,
+    SourceRetired,
     StartCapture,
     UpdateCapture,
 )
@@ -110,6 +112,9 @@ class Watch:
         self._profile = profile_named(self._settings.profile)
         self._pids = tuple(pids)
         self._streams = dict(streams or {})
+        self._streams_left = set(self._streams)
+        self._patterns = tuple(p for p in self._settings.log if p != "-")
+        self._looks_for_ray = not (self._settings.log or self._pids or self._streams)
         self._tell = tell
         self._clock = clock or SystemClock()
         self._stopping_since: Instant | None = None
@@ -143,6 +148,8 @@ class Watch:
             notifier = Notifier.from_environment()
             stack.callback(notifier.close)
             self._state = state
+            with suppress(OSError):  # a bundle without it has pseudonyms of its own
+                ensure_key(self._settings.state)
             self._build(state)
             for part in self._parts:
                 stack.callback(part.close)
@@ -175,7 +182,7 @@ class Watch:
             self._search,
             self._responder,
         )
-        self._ears = Ears(self._parts)
+        self._ears = Ears(self._parts, clock=self._clock)
         epoch = self._clock.epoch()
         self.loop = Loop(
             advance.begin(
@@ -194,19 +201,20 @@ class Watch:
 
     def _begin(self) -> None:
         self._saved_at = self._told_alive_at = self._clock.now()
-        patterns = tuple(p for p in self._settings.log if p != "-")
+        patterns = self._patterns
         self._followers.follow(patterns, self._streams)
         for pid in self._pids:
             self._search.kin(pid)
-        if not patterns and not self._pids and not self._streams:
+        if self._looks_for_ray:
             self._search.sessions()
         log.info(
             "hangwatch.watching",
-            logs=patterns or ("Ray sessions" if not self._pids else ()),
+            logs=(*self._streams, *patterns),
+            ray=self._looks_for_ray,
             output=str(self._settings.output),
             settings={k: self._resolved.origins[k] for k in self._resolved.changed_from_default},
         )
-        self._say("watching", logs=patterns, ray=not patterns and not self._pids)
+        self._say("watching", logs=patterns, ray=self._looks_for_ray)
 
     # Turning
 
@@ -217,6 +225,11 @@ class Watch:
         for seen in observations:
             if isinstance(seen, BeatSeen):
                 self._roster.see(seen.beat, fresh=seen.fresh)
+            elif isinstance(seen, SourceRetired) and seen.source in self._streams:
+                self._streams_left.discard(seen.source)
+                if not self._streams_left and not self._patterns and not self._pids:
+                    log.info("hangwatch.input_ended", log=seen.source)
+                    self.stop()
         return observations
 
     def _turn(self, notifier: Notifier) -> None:
@@ -277,6 +290,7 @@ class Watch:
                 self._save_soon = True
             case UpdateCapture(incident=incident):
                 self._responder.update(incident)
+                self._say("joined", **self._facts(incident))
             case CloseIncident(incident=incident):
                 log.info(
                     "hangwatch.incident_closed",
@@ -304,9 +318,16 @@ class Watch:
         write = log.warning if isinstance(after, ALARMS) else log.info
         write("hangwatch.verdict_changed", **facts)
         self._say("transition", **facts)
+        if isinstance(after, Gone):
+            self._roster.drop(transition.instance)
 
     def _announce(self, incident: Incident) -> None:
-        facts = {
+        facts = self._facts(incident)
+        log.warning("hangwatch.incident_began", **facts)
+        self._say("incident", **facts)
+
+    def _facts(self, incident: Incident) -> dict[str, Any]:
+        return {
             "incident": incident.id,
             "verdict": incident.verdict.word,
             "cause": incident.verdict.cause,
@@ -314,8 +335,6 @@ class Watch:
             "watched": incident.watched,
             "window": self._window(incident.window),
         }
-        log.warning("hangwatch.incident_began", **facts)
-        self._say("incident", **facts)
 
     def _captured(self, kind: str, incident: str, facts: Mapping[str, Any]) -> None:
         match kind:

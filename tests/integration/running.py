@@ -86,20 +86,23 @@ class Hangwatch:
         self.events += [json.loads(line) for line in lines if line]
         return bool(block)
 
-    def wait(self, event: str, *, after: int = 0, seconds: float = LIMIT, **facts: Any) -> Any:
-        """Return the first such event that is not among the first *after* ones."""
+    def wait(self, event: str, *, skip: int = 0, seconds: float = LIMIT, **facts: Any) -> Any:
+        """Return the first such event that is not among the first *skip* ones."""
         deadline = time.monotonic() + seconds
         while True:
-            for said in self.events[after:]:
+            for said in self.events[skip:]:
                 if said["event"] == event and facts.items() <= said.items():
                     return said
+            failed = [said for said in self.events if said["event"] == "capture_failed"]
+            assert not failed or event == "capture_failed", self.errors.decode()
             told = f"no {event} {facts}: {self.events[-5:]} {self.errors[-2000:].decode()}"
             assert time.monotonic() < deadline, told
             open_still = self.read(0.2)
             assert open_still or self.process.poll() is None, told
 
     def of(self, event: str) -> list[dict[str, Any]]:
-        self.read()
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.read()
         return [said for said in self.events if said["event"] == event]
 
     def children(self, module: str = "hangwatch.") -> dict[int, str]:

@@ -170,7 +170,7 @@ def test_without_a_log_the_ray_session_is_found_and_followed(tmp_path, fleet):
 
 def test_a_single_log_leads_to_the_server_that_writes_it(tmp_path):
     with Server(tmp_path) as server, watch(tmp_path, str(server.log)) as daemon:
-        daemon.wait("transition", pid=server.pid)
+        daemon.wait("transition", instance="DP0", after="ok")
         wait_for(lambda: b"server_found" in (daemon.read() and daemon.errors), "the address")
         daemon.end()
 

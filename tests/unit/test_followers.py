@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -111,6 +113,22 @@ def test_a_known_writer_names_the_process_where_the_log_does_not():
     (found,) = scene.say(scene.nursery.last, SourceFound(source="/var/server.log", at=Instant(0.0)))
 
     assert SourceFound(source="/var/server.log", at=Instant(0.0), pid=7) == found
+
+
+def test_a_line_from_before_we_listened_is_dated_by_its_stamp():
+    scene = Scene(zone=lambda: UTC)
+    scene.clock.sleep(100.0)
+    scene.followers.follow(["/var/a.log"])
+    scene.followers.hear()
+    # Virtual time begins at 10:00:00; this was printed 40 s later.
+    text = BEAT.replace(b"05:44:59", b"10:00:40")
+    old = Line(source="/var/a.log", text=text, at=Instant(100.0), fresh=False)
+    (seen,) = scene.say(scene.nursery.last, old)
+    (new,) = scene.say(scene.nursery.last, replace(old, fresh=True))
+
+    assert isinstance(seen, BeatSeen)
+    assert isinstance(new, BeatSeen)
+    assert (40.0, 100.0) == (seen.beat.at, new.beat.at)
 
 
 def test_growth_is_passed_on():

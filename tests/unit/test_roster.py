@@ -102,3 +102,13 @@ def test_addresses_and_kin_are_remembered():
 
     assert "http://192.0.2.1:23333" == roster.url_of(RAY)
     assert (4242, 4243) == roster.kin_of([RAY])
+
+
+def test_a_retired_instance_leaves_nothing_behind():
+    roster = Roster()
+    roster.see(beat(PLAIN, "server.log"), fresh=True)
+    roster.drop(PLAIN)
+
+    assert set() == roster.asked
+    assert {} == roster.processes()
+    assert {} == roster._orphans

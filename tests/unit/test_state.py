@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from hangwatch.daemon.state import StateDirectory
+from hangwatch.daemon.state import StateDirectory, ensure_key
 from hangwatch.errors import ConfigError, StateLockedError
 
 
@@ -74,3 +74,16 @@ def test_saved_files_are_plain_json(tmp_path):
         state.save("memory", {"a": 1})
 
     assert {"a": 1} == json.loads((tmp_path / "memory.json").read_text())
+
+
+def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path):
+    first = ensure_key(tmp_path / "state")
+
+    assert 32 == len(first)
+    assert first == ensure_key(tmp_path / "state")
+    assert first == ensure_key(tmp_path / "state", b"another")
+    assert 0o600 == stat.S_IMODE((tmp_path / "state/pseudonym.key").stat().st_mode)
+
+
+def test_a_key_can_be_shared(tmp_path):
+    assert ensure_key(tmp_path / "a") == ensure_key(tmp_path / "b", ensure_key(tmp_path / "a"))
