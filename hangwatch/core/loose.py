@@ -455,22 +455,27 @@ def family(pid: int | None, name: str, rows: Iterable[ProcessRecord]) -> tuple[P
     return tuple(row for row in rows if row.pid in members)
 
 
-def _owner(pid: int | None, keys: tuple[InstanceKey, ...], parsed: _Parsed) -> InstanceKey | None:
-    """Return the instance that a process belongs to; the only one where nothing says whose."""
-    if len(keys) == 1:
-        return keys[0]
-    if pid is None:
-        return None
-    rows = [row for _, row in parsed.processes]
-    for key in keys:
-        if pid == key.pid or any(row.pid == pid for row in family(key.pid, key.name, rows)):
-            return key
-    return None
+class _Owners:
+    """Knows the instance that a process belongs to; the only one where nothing says whose."""
+
+    def __init__(self, keys: tuple[InstanceKey, ...], parsed: _Parsed) -> None:
+        rows = [row for _, row in parsed.processes]
+        self._only = keys[0] if len(keys) == 1 else None
+        self._owners: dict[int, InstanceKey] = {}
+        for key in keys:
+            if key.pid is not None:
+                self._owners.setdefault(key.pid, key)
+            for row in family(key.pid, key.name, rows):
+                self._owners.setdefault(row.pid, key)
+
+    def of(self, pid: int | None) -> InstanceKey | None:
+        return self._only or (None if pid is None else self._owners.get(pid))
 
 
 def _health_seen(parsed: _Parsed, keys: tuple[InstanceKey, ...]) -> Iterator[HealthSeen]:
+    owners = _Owners(keys, parsed)
     for record in parsed.health:
-        owner = _owner(record.pid, keys, parsed)
+        owner = owners.of(record.pid)
         if owner is not None:
             yield HealthSeen(instance=owner, health=record.health)
         elif record.pid is None and len({key.pid for key in keys}) == 1:
@@ -545,9 +550,10 @@ def _vital(row: ProcessRecord, at: Instant) -> ProcessVital:
 def _stacks_seen(
     parsed: _Parsed, profile: EngineProfile, at: Instant, keys: tuple[InstanceKey, ...]
 ) -> Iterator[StacksSeen]:
+    owners = _Owners(keys, parsed)
     by_owner: dict[InstanceKey, list[ThreadStack]] = {}
     for stack in parsed.stacks:
-        owner = _owner(stack.pid, keys, parsed)
+        owner = owners.of(stack.pid)
         if owner is not None:
             by_owner.setdefault(owner, []).append(stack)
     for owner, stacks in by_owner.items():

@@ -117,12 +117,18 @@ def server_pid(dossier: Dossier, record: InstanceRecord) -> int | None:
     return servers[0].pid if len(servers) == 1 else None
 
 
-def owner_of(dossier: Dossier, pid: int) -> InstanceRecord | None:
-    """Return the instance that a process belongs to, or ``None`` if it is shared or unknown."""
+def owners(dossier: Dossier) -> dict[int, InstanceRecord]:
+    """Return by pid which instance a process belongs to; shared and unknown ones are missing."""
+    found: dict[int, InstanceRecord] = {}
+    if len(dossier.instances) == 1:
+        pids = {thread.pid for thread in dossier.threads} | {row.pid for row in dossier.processes}
+        found = dict.fromkeys(pids, dossier.instances[0])
     for record in dossier.instances:
-        if record.instance.pid == pid or any(p.pid == pid for p in processes_of(dossier, record)):
-            return record
-    return dossier.instances[0] if len(dossier.instances) == 1 else None
+        for row in processes_of(dossier, record):
+            found.setdefault(row.pid, record)
+        if record.instance.pid is not None:
+            found.setdefault(record.instance.pid, record)
+    return found
 
 
 def process(dossier: Dossier, pid: int) -> ProcessRecord | None:
@@ -154,6 +160,7 @@ def health_of(dossier: Dossier, record: InstanceRecord) -> HealthRecord | None:
 def calls(dossier: Dossier, *, boring: Sequence[str] = ()) -> tuple[Call, ...]:
     """Return every loop's thread that is in a call, those of alarmed instances first."""
     found = []
+    owner = owners(dossier)
     for thread in dossier.threads:
         frames = motion.call_in_loop(thread)
         if not frames or thread.idle or thread.name in boring:
@@ -163,7 +170,7 @@ def calls(dossier: Dossier, *, boring: Sequence[str] = ()) -> tuple[Call, ...]:
             continue
         found.append(
             Call(
-                instance=owner_of(dossier, thread.pid),
+                instance=owner.get(thread.pid),
                 thread=thread,
                 frame=frame,
                 frozen=motion.is_frozen(thread),

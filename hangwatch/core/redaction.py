@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from hangwatch.model.identity import InstanceKey
 
@@ -171,9 +171,19 @@ _POD: Final = re.compile(
 )
 
 
-def _hints(*patterns: str) -> tuple[re.Pattern[str], ...]:
-    """Compile patterns that begin with a literal: ``re`` searches for those at memory speed."""
-    return tuple(map(re.compile, patterns))
+_Hints: TypeAlias = tuple[tuple[str, re.Pattern[str]], ...]
+_LITERAL: Final = re.compile(r"[a-z0-9_/@:-]+")
+
+
+def _hints(*patterns: str) -> _Hints:
+    """Compile patterns, each beside the literal that it begins with.
+
+    ``in`` finds a literal several times faster than ``re`` does, and most are not there at all.
+    """
+    return tuple(
+        (match[0] if (match := _LITERAL.match(pattern)) else "", re.compile(pattern))
+        for pattern in patterns
+    )
 
 
 # Only lines with a hint (in lower case) are given to the slow pattern of the same name.
@@ -185,7 +195,11 @@ _NAMED_HINTS: Final = _hints(
     "passphrase",
     "pwd",
     "credential",
-    r"(?:private|access|account|shared|auth)[_-]?key",
+    "private[_-]?key",
+    "access[_-]?key",
+    "account[_-]?key",
+    "shared[_-]?key",
+    "auth[_-]?key",
     "authorization",
     "cookie",
     "signature",
@@ -207,7 +221,7 @@ _PROMPT_HINTS: Final = _hints(
     "instruction",
     "conversation",
     "image_url",
-    r"(?:in|out)put_(?:str|ids)",
+    r"put_(?:str|ids)",
     "token_id",
     r"tokens[\\\"'\s=:]",
     r"ids[\\\"'\s=:]",
@@ -218,12 +232,11 @@ _EMAIL_HINTS: Final = _hints("@")
 _HOME_HINTS: Final = _hints("/home/", "/users/")
 _IPV4_HINTS: Final = _hints(r"\.\d{1,3}\.\d{1,3}\.\d")
 _IPV4_DASHED_HINTS: Final = _hints(r"ip-\d")
-_COLONS_HINTS: Final = _hints(
-    "::[0-9a-f]", "[0-9a-f]::", r":[0-9a-f]{1,4}:[0-9a-f]{1,4}:[0-9a-f]{1,4}:"
-)
+_COLONS_HINTS: Final = _hints("::", ":[0-9a-f]{1,4}:[0-9a-f]{1,4}:[0-9a-f]{1,4}:")
 _INTERNAL_HINTS: Final = _hints(r"\.(?:local|internal|intranet|corp|lan|cluster|svc|home\.arpa)")
 _POD_HINTS: Final = _hints("-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
 
+_LEARN_HINTS: Final = _hints("host", "node", "pod", "namespace", r"linux [a-z0-9]")
 _LEARN: Final = (
     re.compile(
         r"(?i)(?:\bhost_?name|\bnode_?name|\bpod_?name)"
@@ -290,10 +303,14 @@ class Redactor:
 
     def learn(self, data: bytes) -> None:
         """Note the host names that *data* says are host names; call it for every file first."""
-        text = data.decode("latin-1")
-        for pattern in _LEARN:
-            for match in pattern.finditer(text):
-                self._learn_host(match[1])
+
+        def learn(line: str) -> str:
+            for pattern in _LEARN:
+                for match in pattern.finditer(line):
+                    self._learn_host(match[1])
+            return line
+
+        _on_lines(data.decode("latin-1"), _LEARN_HINTS, learn)
 
     def file(self, path: str, data: bytes) -> bytes:
         """Return the redacted content of one file.
@@ -551,6 +568,8 @@ class Redactor:
         except (ValueError, RecursionError):
             return self.text(data)  # cut short, or several documents behind each other
         redacted = self.text(data)
+        if b"\\" not in data:
+            return redacted if _is_json(redacted) else self._rewritten(value)
         try:
             # Escapes can hide a secret from a pattern: look at what a reader will see.
             strings = "\n".join(_strings(json.loads(redacted)))
@@ -559,6 +578,9 @@ class Redactor:
                 return redacted
         except (ValueError, RecursionError):
             pass
+        return self._rewritten(value)
+
+    def _rewritten(self, value: Any) -> bytes:
         try:
             return (json.dumps(self._walk(value), indent=1) + "\n").encode("ascii")
         except RecursionError as error:
@@ -595,6 +617,14 @@ class Redactor:
             raise WithheldError("the environment is not a JSON object")
         kept = self.environment({str(k): str(v) for k, v in variables.items()})
         return (json.dumps(kept, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _strings(value: Any) -> list[str]:
@@ -645,7 +675,7 @@ def _mask_named(match: re.Match[str]) -> str:
     return match[1] + match[2] + quote[0] + MASK + closing
 
 
-def _on_lines(text: str, hints: tuple[re.Pattern[str], ...], change: Callable[[str], str]) -> str:
+def _on_lines(text: str, hints: _Hints, change: Callable[[str], str]) -> str:
     """Return *text* with *change* made to the lines that have a hint."""
     pieces, position = [], 0
     for hit in _hits(text, hints):
@@ -656,10 +686,15 @@ def _on_lines(text: str, hints: tuple[re.Pattern[str], ...], change: Callable[[s
     return "".join(pieces) + text[position:] if pieces else text
 
 
-def _hits(text: str, hints: tuple[re.Pattern[str], ...]) -> list[int]:
+def _hits(text: str, hints: _Hints) -> list[int]:
     # Latin-1 keeps its length in lower case.
     lowered = text.lower()
-    return sorted(match.start() for hint in hints for match in hint.finditer(lowered))
+    return sorted(
+        match.start()
+        for literal, pattern in hints
+        if literal in lowered
+        for match in pattern.finditer(lowered)
+    )
 
 
 def _line_around(text: str, position: int) -> tuple[int, int]:

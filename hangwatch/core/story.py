@@ -24,7 +24,7 @@ from hangwatch.core.questions import (
     interval,
     listed,
     number_of,
-    owner_of,
+    owners,
     present,
     process,
     seconds,
@@ -261,9 +261,10 @@ def _now(diagnosis: Diagnosis) -> str:
 def _shapes(dossier: Dossier) -> tuple[Shape, ...]:
     """Return the loops' threads of stopped engines, alike ones together, the telling first."""
     stopped = {record.instance for record in alarmed(dossier)}
+    owns = owners(dossier)
     groups: dict[tuple[str, str, tuple[str, ...]], list[ThreadMotion]] = {}
     for thread in dossier.threads:
-        owner = owner_of(dossier, thread.pid)
+        owner = owns.get(thread.pid)
         if owner is None or owner.instance not in stopped or not _tells(thread):
             continue
         row = process(dossier, thread.pid)
@@ -327,10 +328,9 @@ def _shape(dossier: Dossier, role: str, state: str, threads: Sequence[ThreadMoti
 
 def _facts(dossier: Dossier, pids: Sequence[int]) -> tuple[str, ...]:
     facts = []
-    owners = {
-        owner.instance: owner for pid in pids if (owner := owner_of(dossier, pid)) is not None
-    }
-    answers = [a for owner in owners.values() if (a := health_of(dossier, owner)) is not None]
+    owns = owners(dossier)
+    whose = {owns[pid].instance: owns[pid] for pid in pids if pid in owns}
+    answers = [a for record in whose.values() if (a := health_of(dossier, record)) is not None]
     words = list(dict.fromkeys(a.health.message or a.health.status for a in answers))
     if words:
         facts.append(
