@@ -186,8 +186,12 @@ class Fleet:
 
     def stop(self) -> None:
         """End it with its servers, whatever state they are in."""
-        self.process.kill()
-        self.process.wait(LIMIT)
+        self.process.terminate()
+        try:
+            self.process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its servers die with it
+            self.process.wait(LIMIT)
         self._lines.close()
 
     def __enter__(self) -> Self:
