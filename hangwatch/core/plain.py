@@ -18,7 +18,8 @@ REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 # Between a character and what would give it a meaning; it is not shown.
 WORD_JOINER: Final = "\u2060"
 
-_MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]()#+!|~$])")
+_MARKDOWN: Final = re.compile(r"([\\`*_\[\]|~$])")
+_BEGINNING: Final = re.compile(r"^([-+=#:]|\d{1,9}(?=[.)]))")
 _REFERENCE: Final = re.compile(r"(@|#|GH-)(?=[A-Za-z0-9\\])")
 _LINK: Final = re.compile(r"(?i)(\w)(://)|\b(www)(\.)|(mailto|xmpp|tel)(:)")
 
@@ -45,7 +46,13 @@ def markdown(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _LINK.sub(_break_link, text)
     text = _REFERENCE.sub(rf"\1{WORD_JOINER}", text)
-    return _MARKDOWN.sub(r"\\\1", text)
+    text = _MARKDOWN.sub(r"\\\1", text)
+    # A number in front of a dot cannot be escaped by itself; what follows it can.
+    return _BEGINNING.sub(_disarm_beginning, text)
+
+
+def _disarm_beginning(match: re.Match[str]) -> str:
+    return f"{match[1]}{WORD_JOINER}" if match[1].isdigit() else f"\\{match[1]}"
 
 
 def _break_link(match: re.Match[str]) -> str:

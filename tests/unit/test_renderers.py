@@ -219,3 +219,8 @@ def test_markdown_is_shown_as_written():
 
 def test_a_table_aligns_numbers_to_the_right():
     assert ["name   n", "a      5", "b     12"] == table([("name", "n"), ("a", "5"), ("b", "12")])
+
+
+@pytest.mark.parametrize("text", ["- a", "+ a", "# a", "= a", "1. a", "2) a", "> a", ": a"])
+def test_nothing_begins_a_block_of_markdown(text: str):
+    assert not re.match(r"[-+#=>:]|\d+[.)]", markdown(text))
