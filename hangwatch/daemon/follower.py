@@ -34,7 +34,7 @@ READ_INTERVAL: Final = 0.25
 """Seconds between two looks at the open files when nothing hints at growth."""
 
 REST: Final = 0.02
-"""Seconds after a read in which hints gather: a chatty log costs 50 reads a second, not more."""
+"""Seconds between two reads, in which growth gathers: a chatty log costs 50 of them a second."""
 
 ALIVE_INTERVAL: Final = 0.5
 OFFSETS_INTERVAL: Final = 5.0
@@ -55,7 +55,9 @@ class Follower:
         self._hints = Hints()
         self._tailer: Tailer | None = None
         self._offsets: dict[str, Any] = {}
-        self._looked_at = self._told_at = self._kept_at = Instant(0.0)
+        self._interval = READ_INTERVAL
+        self._heard = False
+        self._looked_at = self._read_at = self._told_at = self._kept_at = Instant(0.0)
 
     def run(self) -> None:
         """Serve until the channel closes.
@@ -75,17 +77,20 @@ class Follower:
             self._keep_in_touch()
 
     def _wait(self) -> None:
-        behind = self._tailer is not None and self._tailer.behind
+        """Wait until there is something to do, half a second at most."""
+        hints = self._hints.fileno()
         stuck = self._channel.pending >= MAX_PENDING
-        timeout = 0.0 if behind and not stuck else READ_INTERVAL
         wakes = [self._channel.fileno()]
-        if self._hints.fileno() >= 0 and not stuck:
-            wakes.append(self._hints.fileno())
+        timeout = self._interval
+        if self._tailer is not None and not stuck:
+            wakes += [*self._tailer.pipes, *([hints] if hints >= 0 else [])]
+            timeout = 0.0 if self._tailer.behind else timeout
         writes = [self._channel.write_fd] if self._channel.pending else []
         ready, _, _ = select.select(wakes, writes, [], timeout)
         self._heard = self._channel.fileno() in ready
-        if self._hints.fileno() in ready and not behind:
-            self._clock.sleep(REST)
+        if len(ready) > self._heard and timeout > 0:
+            self._clock.sleep(self._read_at + REST - self._clock.now())
+        if hints in ready:
             self._hints.drain()
 
     def _follow(self, message: Mapping[str, Any]) -> None:
@@ -100,11 +105,13 @@ class Follower:
             self._looked_at = Instant(0.0)
 
     def _read(self, tailer: Tailer) -> None:
-        now = self._clock.now()
+        now = self._read_at = self._clock.now()
         if now - self._looked_at >= LOOK_INTERVAL:
             self._looked_at = now
             events = tailer.poll()
-            self._hints.watch(tailer.descriptors)
+            files = tailer.descriptors
+            self._hints.watch(files)
+            self._interval = ALIVE_INTERVAL if self._hints.cover(files) else READ_INTERVAL
         else:
             events = tailer.read()
         for batch in _batches(events):

@@ -46,6 +46,10 @@ class Hints:
             if watch >= 0:
                 self._watches[file] = watch
 
+    def cover(self, files: Mapping[tuple[int, int], int]) -> bool:
+        """Whether growth of each of *files* is told."""
+        return self._fd >= 0 and files.keys() <= self._watches.keys()
+
     def drain(self) -> None:
         """Forget the hints that have arrived."""
         with suppress(OSError):

@@ -16,8 +16,11 @@ import errno
 import fnmatch
 import os
 import re
+import select
 import stat
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -80,17 +83,27 @@ class MountTable:
 
     def __init__(self) -> None:
         self._points: frozenset[str] = frozenset()
-        self.refresh()
+        self._fd = -1
+        with suppress(OSError):  # not Linux: everything is one filesystem
+            self._fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+            self._changed = select.poll()
+            self._changed.register(self._fd, select.POLLPRI)
+            self._read()
+        weakref.finalize(self, _close, self._fd)
 
     def refresh(self) -> None:
-        """Read the table again; touches no mounted filesystem."""
-        try:
-            table = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
-        except OSError:
-            return
+        """Read the table again if it has changed; touches no mounted filesystem."""
+        if self._fd >= 0 and self._changed.poll(0):
+            self._read()
+
+    def _read(self) -> None:
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        table = b""
+        while block := os.read(self._fd, 1 << 16):
+            table += block
         self._points = frozenset(
             _ESCAPED.sub(lambda match: chr(int(match[1], 8)), line.split(" ", 5)[4])
-            for line in table.splitlines()
+            for line in table.decode("utf-8", "surrogateescape").splitlines()
             if line.count(" ") > 5
         )
 
@@ -283,6 +296,11 @@ class Expander:
         return not self._mount or _beneath(self._mount).startswith(
             _beneath(self._mounts.mount_of(real))
         )
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 def _beneath(directory: str) -> str:

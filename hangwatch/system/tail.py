@@ -262,6 +262,11 @@ class Tailer:
         return {file.key: file.fd for file in files if file.fd >= 0}
 
     @property
+    def pipes(self) -> list[int]:
+        """The streams that are open, by descriptor. Only to be waited on."""
+        return [stream.fd for stream in self._streams if stream.fd >= 0]
+
+    @property
     def behind(self) -> bool:
         """Whether the last call stopped at its budget: there is more to read at once."""
         return self._behind

@@ -155,6 +155,19 @@ def test_it_ends_when_its_parent_closes_the_channel(tmp_path, listen):
     assert 0 == listener.child.process.returncode
 
 
+def test_a_stream_is_told_at_once_and_its_end_too(listen):
+    read_fd, write_fd = os.pipe()
+    listener = listen(streams={"-": f"/proc/{os.getpid()}/fd/{read_fd}"})
+    listener.until(lambda: listener.told(SourceFound))
+    os.write(write_fd, (BEAT % 1).encode() + b"\n")
+    listener.until(listener.lines)
+    os.close(write_fd)
+    listener.until(lambda: listener.told(SourceRetired))
+    os.close(read_fd)
+
+    assert [BEAT % 1] == listener.lines()
+
+
 def test_a_request_that_makes_no_sense_is_passed_over(tmp_path, listen):
     listener = listen(tmp_path / "a.log")
     listener.child.channel.send({"kind": "follow", "request": {"patterns": 7}})
