@@ -78,7 +78,7 @@ def judgement(
         transitions=request.transitions,
         incidents=(request.incident,) if request.incident is not None else (),
         verdict=_whole(whole, records, request.incident, word),
-        window=_window(request.incident, records),
+        window=onset(records) or (request.incident.window if request.incident else None),
         until=until,
         epoch=request.epoch,
         policy=request.policy,
@@ -177,10 +177,25 @@ def _whole(
     return replace(strongest, since=since)
 
 
-def _window(incident: Incident | None, records: Iterable[InstanceRecord]) -> StopWindow | None:
-    if incident is not None and incident.window is not None:
-        return incident.window
-    return grouping.union(r.window for r in records if grouping.is_alarm(r.verdict))
+def onset(records: Iterable[InstanceRecord]) -> StopWindow | None:
+    """Return between which instants the first of the alarmed instances stopped.
+
+    It had not stopped before the earliest of all windows began, and it had when the first of them
+    ended. So this is never wider than one window, however far apart the beats of the servers are;
+    if all stopped at one instant, that instant is in it.
+    """
+    windows = [
+        record.window
+        for record in records
+        if record.window is not None and grouping.is_alarm(record.verdict)
+    ]
+    if not windows:
+        return None
+    return StopWindow(
+        earliest=min(window.earliest for window in windows),
+        latest=min(window.latest for window in windows),
+        residual=any(window.residual for window in windows),
+    )
 
 
 def _order(record: InstanceRecord) -> tuple[bool, float, str]:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from hangwatch.core import endpoints, motion
 from hangwatch.core.codec import CodecError, from_plain
+from hangwatch.core.hindsight import onset
 from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, Place, place
 from hangwatch.core.objects import integer, is_whole, number, objects, word
 from hangwatch.core.redaction import Redactor, WithheldError
@@ -190,7 +191,7 @@ def dossier(
         epoch=result.epoch,
         instances=result.instances,
         verdict=result.verdict,
-        window=result.window,
+        window=onset(result.instances) or result.window,
         transitions=result.transitions,
         stalls=result.stalls,
         stacks=tuple(parsed.stacks),

@@ -258,7 +258,7 @@ class Dossier:
         epoch: Maps every instant in this dossier to wall time.
         instances: Every engine seen, those that stopped first.
         verdict: The strongest, with the log path's own (``log_stalled``) taken in.
-        window: When the progress stopped: union over the members.
+        window: When the first of them stopped.
         transitions: How the verdicts changed over the evidence.
         stalls: Stalls that ended by themselves.
         stacks: Every thread in every sample.

@@ -50,7 +50,9 @@ class _Page:
         yield from self._top()
         for finding in story.explanations[:1]:
             yield ""
-            yield from _wrapped(finding.sentence)
+            # What is, was said above; behind the colon stands how that is known.
+            known = finding.sentence.split(": ", 1)[-1] if story.now else finding.sentence
+            yield from _wrapped(f"{known[:1].upper()}{known[1:]}")
             yield from _next(finding, "")
         if story.rivals:
             yield from self._title("What else it could be")

@@ -45,6 +45,8 @@ def _who(group: Sequence[Call], stopped: int) -> str:
     names = list(dict.fromkeys(c.instance.instance.name for c in group if c.instance is not None))
     if len(names) == 1:
         return f"the event loop of {names[0]} (pid {group[0].thread.pid})"
+    if len(names) == stopped:
+        return f"the event loops of {'both' if stopped == 2 else f'all {stopped}'} stopped engines"
     return f"the event loops of {len(names)} of {stopped} stopped engines ({listed(names)})"
 
 

@@ -66,8 +66,8 @@ def test_the_second_sentence_says_what_they_do_now():
     second = " ".join(render(caught(), "terminal").split("\n\n")[0].split()).split(". ", 1)[1]
 
     assert second.startswith(
-        "Now: the event loops of 3 of 3 stopped engines (1, 2 and 3) are blocked in the same "
-        "call, Worker.get_objects (ray/_private/worker.py:967)"
+        "Now: the event loops of all 3 stopped engines are blocked in the same call, "
+        "Worker.get_objects (ray/_private/worker.py:967)"
     )
 
 

@@ -150,7 +150,9 @@ def test_the_same_call_in_several_servers_is_one_finding():
         "event-loop-blocked",
     )
 
-    assert finding.sentence.startswith("The event loops of 3 of 3 stopped engines (1, 2 and 3)")
+    assert finding.sentence.startswith(
+        "The event loops of all 3 stopped engines are blocked in the same call"
+    )
     assert 3 == len(finding.citations)
 
 
