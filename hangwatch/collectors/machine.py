@@ -6,14 +6,17 @@ import contextlib
 import json
 import os
 import platform
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from hangwatch import __version__
 from hangwatch.model.capture import Collector, Room, Scope, Stage, Step
 
-_MEMORY: Final = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree", "Dirty", "Writeback")
+MIB: Final = 1 << 20
 
 
 def _collect(step: Step, room: Room) -> None:  # noqa: ARG001  # it is about the machine
@@ -21,10 +24,12 @@ def _collect(step: Step, room: Room) -> None:  # noqa: ARG001  # it is about the
     document = {
         "kernel": system.release,
         "machine": system.machine,
-        "cores": os.cpu_count(),
+        "booted_at": datetime.fromtimestamp(psutil.boot_time(), UTC).isoformat(),
+        "cores": psutil.cpu_count(),
         "cores_allowed": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg(),
+        "load": psutil.getloadavg(),
         "memory_mib": _memory(),
+        "pids": len(psutil.pids()),
         "pressure": {name: _text(f"/proc/pressure/{name}") for name in ("cpu", "memory", "io")},
         "ptrace_scope": _text("/proc/sys/kernel/yama/ptrace_scope"),
         "python": platform.python_version(),
@@ -41,9 +46,14 @@ def _text(path: str) -> str | None:
 
 
 def _memory() -> dict[str, int]:
-    lines = (_text("/proc/meminfo") or "").splitlines()
-    values = dict(line.split(":", 1) for line in lines if ":" in line)
-    return {name: int(values[name].split()[0]) // 1024 for name in _MEMORY if name in values}
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    return {
+        "total": memory.total // MIB,
+        "available": memory.available // MIB,
+        "cached": memory.cached // MIB,
+        "swap_total": swap.total // MIB,
+        "swap_free": swap.free // MIB,
+    }
 
 
 def _version(name: str) -> Any:

@@ -74,14 +74,19 @@ def is_alarm(verdict: Verdict | None) -> bool:
     return isinstance(verdict, ALARMS)
 
 
-def union(windows: Iterable[StopWindow | None]) -> StopWindow | None:
-    """Return the window that covers all *windows*; ``None`` of none."""
+def onset(windows: Iterable[StopWindow | None]) -> StopWindow | None:
+    """Return between which instants the first of several instances stopped; ``None`` of none.
+
+    It had not stopped before the earliest of all windows began, and it had when the first of them
+    ended. So this is never wider than one window, however far apart the beats of the servers are;
+    if all stopped at one instant, that instant is in it.
+    """
     known = [window for window in windows if window is not None]
     if not known:
         return None
     return StopWindow(
         earliest=min(window.earliest for window in known),
-        latest=max(window.latest for window in known),
+        latest=min(window.latest for window in known),
         residual=any(window.residual for window in known),
     )
 
@@ -135,7 +140,7 @@ def _settled(incident: Incident, *, confirmed: bool) -> Incident:
     return replace(
         incident,
         verdict=verdict,
-        window=union(member.window for member in incident.members),
+        window=onset(member.window for member in incident.members),
         confirmed=incident.confirmed or confirmed,
     )
 

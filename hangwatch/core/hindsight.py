@@ -178,24 +178,8 @@ def _whole(
 
 
 def onset(records: Iterable[InstanceRecord]) -> StopWindow | None:
-    """Return between which instants the first of the alarmed instances stopped.
-
-    It had not stopped before the earliest of all windows began, and it had when the first of them
-    ended. So this is never wider than one window, however far apart the beats of the servers are;
-    if all stopped at one instant, that instant is in it.
-    """
-    windows = [
-        record.window
-        for record in records
-        if record.window is not None and grouping.is_alarm(record.verdict)
-    ]
-    if not windows:
-        return None
-    return StopWindow(
-        earliest=min(window.earliest for window in windows),
-        latest=min(window.latest for window in windows),
-        residual=any(window.residual for window in windows),
-    )
+    """Return between which instants the first of the alarmed instances stopped."""
+    return grouping.onset(r.window for r in records if grouping.is_alarm(r.verdict))
 
 
 def _order(record: InstanceRecord) -> tuple[bool, float, str]:

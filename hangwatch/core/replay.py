@@ -115,7 +115,7 @@ def replay(
         transitions=tuple(log.transitions),
         incidents=tuple(sorted(log.incidents.values(), key=lambda i: (i.detected_at, i.id))),
         verdict=verdict,
-        window=grouping.union(r.window for r in records if grouping.is_alarm(r.verdict)),
+        window=grouping.onset(r.window for r in records if grouping.is_alarm(r.verdict)),
         stalls=tuple(log.stalls),
         until=until,
         epoch=material.epoch,

@@ -83,7 +83,7 @@ class Follower:
         wakes = [self._channel.fileno()]
         timeout = self._interval
         if self._tailer is not None and not stuck:
-            wakes += [*self._tailer.pipes, *([hints] if hints >= 0 else [])]
+            wakes += [*self._tailer.pipes, hints]
             timeout = 0.0 if self._tailer.behind else timeout
         writes = [self._channel.write_fd] if self._channel.pending else []
         ready, _, _ = select.select(wakes, writes, [], timeout)

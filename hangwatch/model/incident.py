@@ -65,7 +65,7 @@ class Incident:
         watched: How many instances were watched when it began: ``k of n``.
         verdict: The strongest of the members'.
         detected_at: When the first alarm was raised.
-        window: When the progress stopped: union of the members' windows.
+        window: When the first of the members stopped.
         state: Where it stands.
         confirmed: ``False`` where only the log was there to ask.
         bundle: Path of the bundle, once written.

@@ -52,7 +52,7 @@ class ReplayResult:
         transitions: Every change of a verdict.
         incidents: Every incident, closed ones too, in order of detection.
         verdict: Of the whole, as of the end.
-        window: When the progress stopped: union over the alarmed instances, or ``None``.
+        window: When the first of the alarmed instances stopped, or ``None``.
         stalls: Stalls that ended by themselves.
         until: When the evaluation ended.
         epoch: Maps instants to wall time.
