@@ -97,14 +97,17 @@ def get(
 
 def _refusal(owner: ProcessId, listener: Listener) -> str:
     """Return why this socket may not be asked, or ``""``."""
+    gone = f"connection refused: process {owner} does not listen there any more"
     try:
         # A socket keeps its inode and address, so its descriptor proves both; looking it up in
         # /proc/net/tcp costs ten times the request on a machine with many connections.
         held = f"socket:[{listener.inode}]" in procfs.links(owner.pid).values()
         if not (held and procfs.is_same(owner)):
-            return f"connection refused: process {owner} does not listen there any more"
+            return gone
         theirs = os.readlink(f"/proc/{owner}/ns/net")  # noqa: PTH115  # not a path
         ours = os.readlink("/proc/self/ns/net")  # noqa: PTH115
+    except (FileNotFoundError, ProcessLookupError):
+        return gone
     except OSError as error:
         return f"the socket of process {owner} cannot be looked at: {error.strerror}"
     if theirs != ours:

@@ -154,6 +154,13 @@ def test_a_socket_that_was_closed_and_opened_anew_is_another_one():
     assert ask(listener).error.startswith("connection refused")
 
 
+def test_a_process_that_has_ended_listens_no_more():
+    with answering(saying(b"")) as (listener, _):
+        ended = http.get(ProcessId(2**22 + 1), listener, "/health", timeout=30.0)
+
+    assert ended.error.startswith("connection refused")
+
+
 def test_a_reused_pid_is_not_the_owner():
     with answering(saying(b"HTTP/1.1 200 OK\r\n\r\n")) as (listener, asked):
         response = http.get(ProcessId(os.getpid(), 1), listener, "/health", timeout=30.0)
