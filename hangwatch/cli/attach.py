@@ -19,8 +19,15 @@ from hangwatch.errors import TargetNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from hangwatch.daemon.settings import Resolved
-    from hangwatch.model.capture import CaptureOutcome, CapturePlan, CaptureRequest, Progress
+    from hangwatch.model.capture import (
+        CaptureOutcome,
+        CapturePlan,
+        CaptureRequest,
+        Progress,
+        StageA,
+    )
     from hangwatch.model.discovery import Kin
+    from hangwatch.model.observation import Observation
 
 
 @click.command(name="attach")
@@ -61,7 +68,7 @@ def command(
 
 def describe(kin: Kin) -> None:
     """Say on standard error what *kin* was found to be."""
-    click.echo(f"process {kin.pid} belongs to {len(kin.targets)} processes:", err=True)
+    click.echo(f"process {kin.pid} and what belongs to it:", err=True)
     for target in kin.targets:
         addresses = " ".join(listener.url for listener in target.listeners)
         row = f"  {target.process.pid:>7}  {target.role:<14} {target.comm:<15} {target.why}"
@@ -194,8 +201,10 @@ def plan_as_json(plan: CapturePlan) -> dict[str, Any]:
 def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     from hangwatch import registry
     from hangwatch.capture.conductor import capture_and_bundle
+    from hangwatch.core.hindsight import judgement
+    from hangwatch.daemon.glance import recent_beats
     from hangwatch.daemon.state import ensure_key
-    from hangwatch.daemon.wiring import check_output
+    from hangwatch.daemon.wiring import check_output, profile_named
     from hangwatch.model.verdict import ALARMS
     from hangwatch.system.clock import SystemClock
 
@@ -205,8 +214,20 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         ensure_key(resolved.settings.state)
     request = _request(resolved, kin)
     progress, done = _progress()
+    profile = profile_named(request.profile)
+    known = [request]
+
+    def rejudge(stage_a: StageA) -> str:
+        # What may be gone in a moment is in; now what the logs say.
+        beats = recent_beats(kin.logs, policy=request.policy, profile=profile, clock=clock)
+        known.append(replace(request, beats=beats))
+        seen: tuple[Observation, ...] = (*stage_a.processes, *stage_a.stacks)
+        return judgement(known[-1], seen, until=clock.now(), profile=profile).verdict.word
+
     try:
-        outcome, written = capture_and_bundle(request, clock=clock, progress=progress)
+        outcome, written = capture_and_bundle(
+            request, clock=clock, progress=progress, rejudge=rejudge, latest=lambda: known[-1]
+        )
     finally:
         done()
     elapsed = clock.now() - outcome.started_at

@@ -26,9 +26,9 @@ from hangwatch import registry
 from hangwatch.core import kinship
 from hangwatch.core.codec import to_plain
 from hangwatch.errors import TargetNotFoundError
-from hangwatch.model.capture import Target
+from hangwatch.model.capture import CapturedInstance, Target
 from hangwatch.model.discovery import Kin, LogOwner, RaySession
-from hangwatch.model.identity import Role
+from hangwatch.model.identity import InstanceKey, Role
 from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile
 from hangwatch.system import procfs
@@ -114,7 +114,7 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
     """Return what *pid* belongs to; ``problem`` says why nothing can be said."""
     try:
         procfs.identify(pid)
-        os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  # the right to look into it
+        os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115  # needs the right to look into it
     except TargetNotFoundError as error:
         return Kin(pid=pid, problem=str(error))
     except PermissionError:
@@ -130,6 +130,9 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
     by_pid = {row.pid: row for row in rows}
     servers = tuple(target.process.pid for target in targets if target.role is Role.API_SERVER)
     printers = servers or (_above(pid, targets, by_pid),)
+    if not servers:
+        instances = [CapturedInstance(instance=InstanceKey(pid=p), pid=p) for p in printers]
+        targets = kinship.related(rows, seeds=(pid,), profile=profile, instances=instances)
     logs: dict[str, int | None] = {}
     for server in printers:
         for path in _output_of(by_pid[server], rows) if server in by_pid else ():

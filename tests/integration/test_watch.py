@@ -30,7 +30,7 @@ ALARMED = {"suspected_hang", "hung", "blocked", "dead"}
 def watch(tmp_path: Path, logs: str | None, *more: str) -> Hangwatch:
     arguments = ["watch", *QUICK, "--output", str(tmp_path / "out"), "--state"]
     arguments += [str(tmp_path / "state"), *(("--log", logs) if logs else ()), *more]
-    return Hangwatch(*arguments)
+    return Hangwatch(*arguments, environment={"HANGWATCH_SAMPLE_GAP": "1"})
 
 
 def beating(daemon: Hangwatch, fleet: Fleet) -> None:
