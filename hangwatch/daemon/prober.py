@@ -129,6 +129,8 @@ class Server:
         candidates: Sockets that may speak HTTP, likeliest first.
         address: The one that does.
         kin: Its processes by number, itself among them.
+        released: Processes that turned out to belong to somebody else; told once more, as not
+            needed, because what is merely left out counts as gone.
         told: What the daemon was told last.
         asking: Purposes for which a request is on its way.
         ask_at: When each purpose may be asked next.
@@ -139,27 +141,50 @@ class Server:
     candidates: tuple[Address, ...] = ()
     address: Address | None = None
     kin: dict[int, Watched] = field(default_factory=dict)
+    released: list[Watched] = field(default_factory=list)
     told: tuple[str, tuple[int, ...]] = ("", ())
     asking: set[str] = field(default_factory=set)
     ask_at: dict[str, float] = field(default_factory=dict)
 
-    def learn(self, targets: Iterable[Target]) -> None:
+    def learn(self, targets: tuple[Target, ...]) -> None:
         """Take in what a search found."""
-        names = {key.name for key in self.keys}
-        own = [t for t in targets if t.process.pid == self.pid or t.instance in names]
+        own = self._own(targets)
         alive = {target.role for target in own}
         gone = {
             pid: watched
             for pid, watched in self.kin.items()
             if watched.role not in alive and not procfs.is_same(watched.process)
         }
+        before = self.kin
         self.kin = {target.process.pid: self._watched(target) for target in own} | gone
         if self.pid not in self.kin:
             self.kin[self.pid] = Watched(ProcessId(self.pid), Role.API_SERVER, needed=True)
+        for pid in before.keys() - self.kin.keys():
+            before[pid].needed = False
+            self.released.append(before[pid])
         servers = [t for t in own if t.process.pid == self.pid or t.role is Role.API_SERVER]
         self.candidates = _candidates(servers)
         if self.address is not None and self.address not in self.candidates:
             self.address = None
+
+    def _own(self, targets: tuple[Target, ...]) -> list[Target]:
+        names = {key.name for key in self.keys}
+        own = [t for t in targets if t.process.pid == self.pid or t.instance in names]
+        if all(t.role is not Role.API_SERVER or t.process.pid == self.pid for t in own):
+            return own
+        # Where nothing but the raylet ties engines to servers, all are taken for those of the only
+        # instance that is known; while other servers have yet to speak, only descent is proof.
+        parents = {target.process.pid: target.ppid for target in own}
+        return [t for t in own if self.pid in _line(t.process.pid, parents)] + [
+            t
+            for t in own
+            if t.process.pid != self.pid and t.process.pid in _line(self.pid, parents)
+        ]
+
+    def look(self, at: Instant) -> tuple[ProcessVital, ...]:
+        """Return what is to be seen of its processes now."""
+        released, self.released = self.released, []
+        return tuple(watched.look(at) for watched in (*self.kin.values(), *released))
 
     def _watched(self, target: Target) -> Watched:
         known = self.kin.get(target.process.pid)
@@ -168,6 +193,14 @@ class Server:
             return known
         needed = target.process.pid == self.pid or target.role in _NEEDED
         return Watched(process=target.process, role=target.role, needed=needed)
+
+
+def _line(pid: int, parents: Mapping[int, int]) -> tuple[int, ...]:
+    """Return *pid* and its ancestors, as far as they are known."""
+    line = [pid]
+    while (parent := parents.get(line[-1])) is not None and parent not in line:
+        line.append(parent)
+    return tuple(line)
 
 
 def _candidates(servers: Iterable[Target]) -> tuple[Address, ...]:
@@ -338,7 +371,7 @@ class Prober:
             ProcessesSeen(instance=key, processes=vitals, at=at)
             for server in self._servers.values()
             if server.kin
-            for vitals in [tuple(watched.look(at) for watched in server.kin.values())]
+            for vitals in [server.look(at)]
             for key in server.keys
         )
 

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from hangwatch.core.codec import from_plain, to_plain
-from hangwatch.daemon.prober import of_instance
-from hangwatch.lab.launch import Server
-from hangwatch.model.identity import InstanceKey, Role
+from hangwatch.daemon.prober import Server, of_instance
+from hangwatch.lab import launch
+from hangwatch.lab.launch import Fleet
+from hangwatch.model.capture import Target
+from hangwatch.model.identity import InstanceKey, ProcessId, Role
 from hangwatch.model.observation import CountersSeen, HealthSeen, ProcessesSeen
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.time import Instant
@@ -102,13 +104,13 @@ def talk() -> Iterator[Talk]:
         yield Talk(child)
 
 
-def key_of(server: Server) -> InstanceKey:
+def key_of(server: launch.Server) -> InstanceKey:
     return InstanceKey(pid=server.pid, tag="DP0")
 
 
 def test_a_healthy_server_is_found_asked_and_looked_at(tmp_path, talk):
     title = "/usr/bin/python3 /opt/bin/lmdeploy serve api_server internlm/x"
-    with Server(tmp_path, "--title", title, interval=0.5) as server:
+    with launch.Server(tmp_path, "--title", title, interval=0.5) as server:
         key = key_of(server)
         talk.watch((key, server.pid))
 
@@ -128,7 +130,7 @@ def test_a_healthy_server_is_found_asked_and_looked_at(tmp_path, talk):
 
 
 def test_each_endpoint_is_asked_once_a_period_at_most_and_only_with_get(tmp_path, talk):
-    with Server(tmp_path, interval=0.5) as server:
+    with launch.Server(tmp_path, interval=0.5) as server:
         talk.watch((key_of(server), server.pid), interval=1.0)
         began = time.monotonic()
         for _ in range(4):
@@ -146,11 +148,41 @@ def test_each_endpoint_is_asked_once_a_period_at_most_and_only_with_get(tmp_path
         assert paths.count(path) <= elapsed + 3
 
 
+def test_a_server_that_speaks_first_is_not_taken_for_the_owner_of_all(tmp_path, talk):
+    with Fleet(tmp_path, servers=3) as fleet:
+        fleet.wait_ready()
+        keys = [InstanceKey(pid=server["pid"]) for server in fleet.servers]
+        own = {s["pid"]: {s["pid"], s["engine_pid"]} for s in fleet.servers}
+        for count in (1, 2, 3):
+            talk.watch(*((key, key.pid) for key in keys[:count]))
+            for key in keys[:count]:
+                seen = talk.states(key, lambda s: Role.ENGINE in s)
+
+                assert own[key.pid] == {process.pid for process in seen.processes}
+
+
+def test_a_process_that_is_somebody_elses_is_released_and_not_gone():
+    def target(pid: int, ppid: int, role: Role, instance: str) -> Target:
+        return Target(process=ProcessId(pid), ppid=ppid, role=role, instance=instance)
+
+    ours, other = os.getpid(), os.getppid()
+    server = Server(pid=ours, keys=(InstanceKey(pid=ours),))
+    name = str(ours)
+    server.learn((target(ours, 1, Role.API_SERVER, name), target(other, 1, Role.ENGINE, name)))
+    before = server.look(Instant(1.0))
+    server.learn((target(ours, 1, Role.API_SERVER, name),))
+    released, after = server.look(Instant(2.0)), server.look(Instant(3.0))
+
+    assert {ours: True, other: True} == {p.pid: p.needed for p in before}
+    assert {ours: True, other: False} == {p.pid: p.needed for p in released}
+    assert [ours] == [p.pid for p in after]
+
+
 @pytest.mark.slow
 def test_a_server_that_hangs_delays_nobody_and_is_asked_once(tmp_path, talk):
     with (
-        Server(tmp_path, "--fault", "sigstop-self", name="stuck") as stuck,
-        Server(tmp_path, name="well") as well,
+        launch.Server(tmp_path, "--fault", "sigstop-self", name="stuck") as stuck,
+        launch.Server(tmp_path, name="well") as well,
     ):
         talk.watch((key_of(stuck), stuck.pid), (key_of(well), well.pid))
         talk.health(key_of(stuck), HealthMeaning.HEALTHY)
@@ -179,7 +211,7 @@ def state(pid: int) -> str:
 
 
 def test_a_blocked_engine_is_told_by_its_health_and_frozen_gauges(tmp_path, talk):
-    with Server(tmp_path, "--fault", "blocked-call") as server:
+    with launch.Server(tmp_path, "--fault", "blocked-call") as server:
         key = key_of(server)
         talk.watch((key, server.pid))
         talk.health(key, HealthMeaning.HEALTHY)
@@ -197,7 +229,7 @@ def test_a_blocked_engine_is_told_by_its_health_and_frozen_gauges(tmp_path, talk
 
 
 def test_a_process_that_ends_is_told_and_not_forgotten(tmp_path, talk):
-    with Server(tmp_path, "--fault", "engine-exit") as server:
+    with launch.Server(tmp_path, "--fault", "engine-exit") as server:
         key = key_of(server)
         talk.watch((key, server.pid))
         talk.states(key, lambda s: s.get(Role.ENGINE) in {"S", "R"})
@@ -224,7 +256,7 @@ def test_a_pid_that_is_not_there_is_gone(talk):
 
 
 def test_what_is_watched_no_longer_is_asked_no_longer(tmp_path, talk):
-    with Server(tmp_path, name="a") as one, Server(tmp_path, name="b") as other:
+    with launch.Server(tmp_path, name="a") as one, launch.Server(tmp_path, name="b") as other:
         talk.watch((key_of(one), one.pid), (key_of(other), other.pid))
         talk.health(key_of(one), HealthMeaning.HEALTHY)
         talk.watch((key_of(other), other.pid))
@@ -285,7 +317,7 @@ def test_it_says_that_it_lives_and_ends_with_its_channel(talk):
 
 
 def test_it_dies_without_harm_to_the_server(tmp_path, talk):
-    with Server(tmp_path) as server:
+    with launch.Server(tmp_path) as server:
         talk.watch((key_of(server), server.pid))
         talk.health(key_of(server), HealthMeaning.HEALTHY)
         os.kill(talk.child.pid, signal.SIGKILL)
