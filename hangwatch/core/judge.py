@@ -259,13 +259,27 @@ def stop_window(vitals: Vitals, policy: Policy) -> StopWindow | None:
     if known.progress_at is None:
         return None
     if last is None or known.progress_at > last.at:
-        return StopWindow(
-            earliest=known.progress_at, latest=Instant(known.progress_at + known.interval)
-        )
+        return _window_past_the_beats(vitals, known, known.progress_at)
     tokens, usual = last.tps, vitals.median_tps
     if tokens is not None and usual is not None and tokens < RESIDUAL * usual:
         return StopWindow(earliest=Instant(last.at - known.interval), latest=last.at, residual=True)
     return StopWindow(earliest=last.at, latest=Instant(last.at + known.interval))
+
+
+def _window_past_the_beats(vitals: Vitals, known: Facts, progress_at: Instant) -> StopWindow:
+    """Return the window where a request or a counter moved after the last beat.
+
+    A counter is looked at now and then: what a look finds grew somewhere since the look before,
+    and the stop may lie there too. A beat that was due and did not come bounds it from above.
+    """
+    last, counters = vitals.last_progress, vitals.counters
+    earliest = progress_at
+    if counters is not None and counters.tokens_moved_at == progress_at:
+        looked_at = counters.tokens_moved_after or progress_at
+        earliest = looked_at if last is None else Instant(max(last.at, looked_at))
+    if last is not None and not known.lost and last.at + known.interval >= progress_at:
+        return StopWindow(earliest=earliest, latest=Instant(last.at + known.interval))
+    return StopWindow(earliest=earliest, latest=Instant(progress_at + known.interval))
 
 
 # --- what the vitals amount to -------------------------------------------------------------------

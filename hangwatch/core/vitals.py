@@ -126,6 +126,7 @@ def counters(vitals: Vitals, seen: Counters) -> Vitals:
             seen,
             since=before.since,
             tokens_moved_at=seen.at if moved else before.tokens_moved_at,
+            tokens_moved_after=before.at if moved else before.tokens_moved_after,
             gauges_changed_at=seen.at if changed else before.gauges_changed_at,
         ),
     )

@@ -56,7 +56,8 @@ class Counters:
         at: The last time it answered.
         since: The first time it answered; flatness cannot be older.
         tokens: Sum of this engine's token counters, or ``None`` if not exported.
-        tokens_moved_at: When ``tokens`` last grew.
+        tokens_moved_at: The look that last found ``tokens`` grown.
+        tokens_moved_after: The look before that one; they grew somewhere in between.
         running: Requests in the batch.
         waiting: Requests queued, in the engine and in front of it.
         routed: Requests handed to the engine and not finished, by the server's count.
@@ -67,6 +68,7 @@ class Counters:
     since: Instant
     tokens: float | None = None
     tokens_moved_at: Instant | None = None
+    tokens_moved_after: Instant | None = None
     running: int | None = None
     waiting: int | None = None
     routed: int | None = None

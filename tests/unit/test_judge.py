@@ -408,6 +408,27 @@ def test_a_residual_last_beat_moves_the_window_back_by_one_interval():
     assert expected == stop_window(busy(tps=2000.0), POLICY)
 
 
+def test_tokens_that_a_look_finds_after_the_last_beat_may_be_older_than_the_look():
+    vitals = counted(counted(busy(), 100.0, LAST - 4), 200.0, LAST + 6)
+    expected = StopWindow(earliest=Instant(LAST), latest=Instant(LAST + 10))
+
+    assert expected == stop_window(vitals, POLICY)
+
+
+def test_a_look_between_the_last_beat_and_the_stop_narrows_the_window():
+    vitals = counted(counted(counted(busy(), 100.0, LAST - 4), 200.0, LAST + 2), 300.0, LAST + 6)
+    expected = StopWindow(earliest=Instant(LAST + 2), latest=Instant(LAST + 10))
+
+    assert expected == stop_window(vitals, POLICY)
+
+
+def test_without_beats_the_window_begins_at_the_look_before_the_last_growth():
+    vitals = counted(counted(busy(), 100.0, LAST + 100), 200.0, LAST + 110)
+    expected = StopWindow(earliest=Instant(LAST + 100), latest=Instant(LAST + 120))
+
+    assert expected == stop_window(vitals, POLICY)
+
+
 MOMENTS = st.floats(min_value=0.0, max_value=900.0).map(lambda x: round(x, 1))
 
 
