@@ -36,7 +36,7 @@ def recent_beats(
     )
     followers.writers.update({o.log: o.pid for o in owners if o.pid is not None})
     followers.follow(owner.log for owner in owners)
-    ears = Ears((followers,), clock=clock)
+    ears = Ears((followers,), clock=clock, pace=0.0)
     beats: list[Heartbeat] = []
     end = clock.now() + patience
     quiet_at: Instant | None = None

@@ -23,9 +23,6 @@ MIN_WAIT: Final = 0.01
 """Seconds; keeps a moment that is due but changes nothing from becoming a busy loop."""
 
 
-PACE: Final = 0.5
-"""Seconds between two turns while little happens."""
-
 CROWD: Final = 100
 """Observations of one turn that are not little; a pipe holds several hundred."""
 
@@ -119,20 +116,31 @@ class Ears:
     """Waits on the channels of all children at once: the real ``Senses``.
 
     Children stamp what they see, so it may wait a moment in their pipes: one turn takes in what
-    gathered in ``PACE`` seconds, unless so much comes that a pipe might be full.
+    gathered since the last one, unless something is urgent, or so much comes that a pipe might be
+    full.
     """
 
-    def __init__(self, parts: Iterable[Part], *, clock: Clock) -> None:
+    def __init__(
+        self,
+        parts: Iterable[Part],
+        *,
+        clock: Clock,
+        pace: float,
+        urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Listen to *parts*, every *pace* seconds at most while nothing is *urgent*."""
         self._parts = tuple(parts)
         self._clock = clock
+        self._pace = pace
+        self._urgent = urgent
         self._heard_at = Instant(float("-inf"))
-        self._crowded = False
+        self._crowded = True
 
     def listen(self, timeout: float) -> tuple[Observation, ...]:
         """Return what any part reports."""
         began = self._clock.now()
-        if not self._crowded:
-            self._clock.sleep(min(timeout, self._heard_at + PACE - began))
+        if not self._crowded and not self._urgent():
+            self._clock.sleep(min(timeout, self._heard_at + self._pace - began))
         poll = select.poll()
         for wire in chain.from_iterable(part.wires() for part in self._parts):
             poll.register(wire.fileno(), select.POLLIN)

@@ -48,7 +48,9 @@ class Roster:
         entry = self._entries.setdefault(beat.instance, _Entry())
         entry.fresh = entry.fresh or fresh
         entry.sources.setdefault(beat.source, beat.relayed)
-        if beat.relayed or self._owners.get(beat.source) is not None:
+        proven = fresh and beat.instance.pid is not None
+        if beat.relayed or proven or self._owners.get(beat.source) is not None:
+            self.asked.discard(beat.source)
             return
         # Nobody who can be seen writes it, yet beats arrive: ask again, ever less often, for
         # the answer costs a look at every process.

@@ -182,7 +182,12 @@ class Watch:
             self._search,
             self._responder,
         )
-        self._ears = Ears(self._parts, clock=self._clock)
+        self._ears = Ears(
+            self._parts,
+            clock=self._clock,
+            pace=self._policy.poll_interval,
+            urgent=lambda: self._responder.busy or bool(self._search.pids),
+        )
         epoch = self._clock.epoch()
         self.loop = Loop(
             advance.begin(

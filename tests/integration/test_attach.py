@@ -44,6 +44,13 @@ def server(tmp_path):
         yield running
 
 
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("lab")) as running:
+        wait_for(lambda: running.log.read_text().count("Avg thr") > 1, "two beats")
+        yield running
+
+
 @pytest.mark.slow
 def test_what_hangs_is_captured_at_once_and_explained(tmp_path, server):
     server.start_fault()
@@ -63,30 +70,30 @@ def test_what_hangs_is_captured_at_once_and_explained(tmp_path, server):
 
 
 @pytest.mark.slow
-def test_a_healthy_server_is_captured_too_and_that_is_no_alarm(tmp_path, server):
-    done = run("attach", "--pid", str(server.pid), "--now", *QUICK, *folders(tmp_path))
+def test_a_healthy_server_is_captured_too_and_that_is_no_alarm(tmp_path, healthy):
+    done = run("attach", "--pid", str(healthy.pid), "--now", *QUICK, *folders(tmp_path))
 
     (bundle,) = (tmp_path / "out").glob("*.tar.gz")
     assert 0 == done.returncode
     assert str(bundle) == done.stdout.splitlines()[-1]
 
 
-def test_a_dry_run_prints_every_step_and_leaves_nothing(tmp_path, server):
-    done = run("attach", "--pid", str(server.pid), "--dry-run", *folders(tmp_path))
+def test_a_dry_run_prints_every_step_and_leaves_nothing(tmp_path, healthy):
+    done = run("attach", "--pid", str(healthy.pid), "--dry-run", *folders(tmp_path))
 
     assert 0 == done.returncode
-    assert f"stacks/{server.engine_pid}/2" in done.stdout
+    assert f"stacks/{healthy.engine_pid}/2" in done.stdout
     assert "s between the samples" in done.stdout
-    assert server.url in done.stderr
+    assert healthy.url in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_can_be_data(tmp_path, server):
-    done = run("attach", "--pid", str(server.pid), "--dry-run", "--json", *folders(tmp_path))
+def test_a_dry_run_can_be_data(tmp_path, healthy):
+    done = run("attach", "--pid", str(healthy.pid), "--dry-run", "--json", *folders(tmp_path))
 
     plan = json.loads(done.stdout)
     assert "hangwatch.plan/1" == plan["schema"]
-    assert {server.pid, server.engine_pid} == {target["pid"] for target in plan["targets"]}
+    assert {healthy.pid, healthy.engine_pid} == {target["pid"] for target in plan["targets"]}
     assert "" == done.stderr
 
 
@@ -124,12 +131,12 @@ def test_a_server_without_a_readable_log_is_watched_by_its_endpoints(tmp_path):
     assert server.pid in kin["servers"]
 
 
-def test_a_stopped_server_is_still_stopped_after_its_capture(tmp_path, server):
-    os.kill(server.engine_pid, signal.SIGSTOP)
-    wait_for(lambda: state_of(server.engine_pid) == "T", "the stop")
-    done = run("attach", "--pid", str(server.pid), "--now", "--json", *QUICK, *folders(tmp_path))
-    stopped = state_of(server.engine_pid)
-    os.kill(server.engine_pid, signal.SIGCONT)
+def test_a_stopped_server_is_still_stopped_after_its_capture(tmp_path, healthy):
+    os.kill(healthy.engine_pid, signal.SIGSTOP)
+    wait_for(lambda: state_of(healthy.engine_pid) == "T", "the stop")
+    done = run("attach", "--pid", str(healthy.pid), "--now", "--json", *QUICK, *folders(tmp_path))
+    stopped = state_of(healthy.engine_pid)
+    os.kill(healthy.engine_pid, signal.SIGCONT)
 
     assert done.returncode in {0, 3}
     assert "T" == stopped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import tarfile
 from pathlib import Path
 
@@ -82,13 +83,15 @@ def test_sigterm_ends_it_with_all_its_children_and_nothing_else(tmp_path, fleet)
     assert all(runs(server["pid"]) for server in fleet.servers)
 
 
-@pytest.mark.parametrize("module", ["hangwatch.daemon.follower", "hangwatch.daemon.prober"])
-def test_a_killed_child_is_replaced_and_the_hang_is_caught_all_the_same(tmp_path, fleet, module):
+def test_killed_children_are_replaced_and_the_hang_is_caught_all_the_same(tmp_path, fleet):
+    modules = ("hangwatch.daemon.follower", "hangwatch.daemon.prober")
     with watch(tmp_path, fleet.logs) as daemon:
         beating(daemon, fleet)
-        first = daemon.child(module)
-        kill(first)
-        wait_for(lambda: set(daemon.children(module)) - {first}, "a new child")
+        killed = [daemon.child(module) for module in modules]
+        for pid in killed:
+            kill(pid)
+        for module, pid in zip(modules, killed, strict=True):
+            wait_for(lambda m=module, p=pid: set(daemon.children(m)) - {p}, f"a new {module}")
         fleet.start_fault()
         daemon.wait("bundle")
         daemon.end()
@@ -111,24 +114,51 @@ def test_a_killed_conductor_is_replaced_and_leaves_one_bundle(tmp_path, fleet):
     assert all(runs(server["pid"]) for server in fleet.servers)
 
 
-def test_a_killed_daemon_takes_its_children_along_and_the_next_one_captures(tmp_path, fleet):
+@pytest.mark.parametrize("moment", ["first sample", "bundling"])
+def test_a_killed_daemon_takes_its_children_along_and_the_next_one_captures(
+    tmp_path, fleet, moment
+):
     with watch(tmp_path, fleet.logs) as daemon:
         beating(daemon, fleet)
         fleet.start_fault()
-        daemon.wait("capture", part="first sample")
+        daemon.wait("capture", part=moment)
         children = daemon.children()
         kill(daemon.pid)
         wait_for(lambda: not any(runs(pid) for pid in children), "the end of its children")
-        whole = bundles(tmp_path)
+        left = bundles(tmp_path)
     with watch(tmp_path, fleet.logs) as daemon:
-        daemon.wait("bundle")
+        for server in fleet.servers:
+            daemon.wait("transition", pid=server["pid"], after="hung")
+        if not left:
+            daemon.wait("bundle")
         code = daemon.end()
 
     assert children
-    assert [] == whole
     assert 0 == code
-    assert 1 == len(bundles(tmp_path))
+    assert bundles(tmp_path)
+    for bundle in bundles(tmp_path):
+        assert "manifest.json" in str(names(bundle))
     assert all(runs(server["pid"]) for server in fleet.servers)
+
+
+def test_a_service_manager_hears_when_it_watches_and_when_it_ends(tmp_path):
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(60.0)
+        environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1500000"}
+        with Hangwatch(
+            *("watch", "--json", "--log", "nothing-yet.log", "--output", str(tmp_path / "out")),
+            *("--state", str(tmp_path / "state")),
+            environment=environment,
+        ) as daemon:
+            words = [manager.recv(1000) for _ in range(4)]
+            daemon.end()
+            while words[-1] != b"STOPPING=1":
+                words.append(manager.recv(1000))
+
+    assert b"READY=1" == words[0]
+    assert {b"WATCHDOG=1", b"STATUS=watching 0 logs"} <= set(words)
 
 
 def test_a_daemon_that_is_started_again_does_not_capture_an_incident_twice(tmp_path, fleet):

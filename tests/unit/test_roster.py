@@ -20,6 +20,7 @@ def test_a_beat_that_arrives_now_proves_the_pid_in_its_logs_name():
     roster.see(beat(RAY), fresh=True)
 
     assert 4242 == roster.pid_of(RAY)
+    assert set() == roster.asked
 
 
 def test_an_old_beat_does_not_for_pids_are_reused():
