@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import pytest
 from running import Hangwatch, runs, state_of, wait_for
 
@@ -60,6 +62,8 @@ def test_what_hangs_is_captured_at_once_and_explained(tmp_path, server):
                *folders(tmp_path))  # fmt: skip
 
     answer = json.loads(done.stdout)
+    schema = files("hangwatch") / "schemas" / "hangwatch.attach.1.schema.json"
+    jsonschema.validate(answer, json.loads(schema.read_text()))
     assert 3 == done.returncode
     assert ("hung", "event-loop-blocked") == (answer["verdict"], answer["cause"])
     assert Path(answer["bundle"]).exists()
