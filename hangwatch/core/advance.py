@@ -434,7 +434,7 @@ class _Turn:
         self._instances[key] = Tracked(
             vitals=Vitals(
                 instance=key,
-                interval=engine.interval,
+                interval=self._state.policy.heartbeat_interval or engine.interval,
                 silent_when_idle=engine.silent_when_idle,
                 healthy_is_proof_after=engine.healthy_is_proof_after,
                 listening_since=at,

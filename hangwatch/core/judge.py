@@ -277,8 +277,9 @@ def _window_past_the_beats(vitals: Vitals, known: Facts, progress_at: Instant) -
     if counters is not None and counters.tokens_moved_at == progress_at:
         looked_at = counters.tokens_moved_after or progress_at
         earliest = looked_at if last is None else Instant(max(last.at, looked_at))
-    if last is not None and not known.lost and last.at + known.interval >= progress_at:
-        return StopWindow(earliest=earliest, latest=Instant(last.at + known.interval))
+    if last is not None and not known.lost and last.at + GRACE * known.interval >= progress_at:
+        due_at = Instant(last.at + known.interval)
+        return StopWindow(earliest=earliest, latest=max(due_at, progress_at))
     return StopWindow(earliest=earliest, latest=Instant(progress_at + known.interval))
 
 

@@ -111,7 +111,7 @@ class Follower:
             events = tailer.poll()
             files = tailer.descriptors
             self._hints.watch(files)
-            self._interval = ALIVE_INTERVAL if self._hints.cover(files) else READ_INTERVAL
+            self._interval = LOOK_INTERVAL if self._hints.cover(files) else READ_INTERVAL
         else:
             events = tailer.read()
         for batch in _batches(events):

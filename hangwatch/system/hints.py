@@ -16,6 +16,9 @@ from watchdog.events import FileModifiedEvent, FileSystemEvent, FileSystemEventH
 from watchdog.observers import Observer
 from watchdog.observers.api import ObservedWatch
 
+IDLE_TIMEOUT: Final = 5.0
+"""Seconds after which its threads look whether they should end; growth wakes them at once."""
+
 MAX_DIRECTORIES: Final = 16
 """Each costs a thread; logs in more of them are looked at by the clock alone."""
 
@@ -41,7 +44,7 @@ class Hints:
         self._write_fd = write_fd
         self._bell = _Bell(write_fd)
         self._watches: dict[str, ObservedWatch] = {}
-        self._observer = Observer()
+        self._observer = Observer(timeout=IDLE_TIMEOUT)
         self._observer.daemon = True
         with suppress(OSError):  # no inotify instance left
             self._observer.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ from hangwatch.model.profile import HealthMeaning, Signal
 from hangwatch.model.time import Instant
 from hangwatch.model.verdict import Blind, SuspectedHang
 from hangwatch.model.vitals import Health, Motion, Outcome, StackVital
-from hangwatch.testing import FakeClock
+from hangwatch.testing import START, FakeClock
 
 EIGHT = [key(number) for number in range(8)]
 
@@ -68,6 +69,18 @@ def test_eight_servers_that_fall_silent_together_are_all_suspected_within_one_po
     assert {freeze + 120.0} == {t.at for t in run.alarms()}
     assert {"simultaneous-silence"} == {t.after.cause for t in run.alarms()}
     assert set(EIGHT) == {t.instance for t in run.alarms()}
+
+
+def test_beats_that_come_faster_than_the_profile_says_do_not_look_buffered():
+    policy = replace(POLICY, heartbeat_interval=1.0)
+    stamped = [
+        replace(seen, beat=replace(seen.beat, printed=START + timedelta(seconds=seen.beat.at)))
+        for seen in beats(0, 60, every=1.0)
+    ]
+
+    run = Run(policy).over(stamped, until=60)
+
+    assert 0.0 == run.state.instances[KEY].vitals.buffered
 
 
 def test_servers_that_fall_silent_together_are_one_incident_with_one_capture():
