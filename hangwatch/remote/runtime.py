@@ -124,9 +124,7 @@ def _symbols(
     return _symbols_of_file(Path(f"/proc/{pid}/root{path}"), image)
 
 
-def _symbols_of_file(
-    path: Path, image: elf.Image
-) -> tuple[elf.Symbol, elf.Symbol | None] | None:
+def _symbols_of_file(path: Path, image: elf.Image) -> tuple[elf.Symbol, elf.Symbol | None] | None:
     """The last resort, for programs that export nothing: ``.symtab`` of the file."""
     try:
         runtime = elf.file_symbol(path, "_PyRuntime")
@@ -189,9 +187,7 @@ def _version(
     return 3, 10
 
 
-def _bind_debug_offsets(
-    memory: Memory, runtime: int, layout: Layout, notes: list[str]
-) -> Layout:
+def _bind_debug_offsets(memory: Memory, runtime: int, layout: Layout, notes: list[str]) -> Layout:
     """Replace the table's words by those of the target's ``_Py_DebugOffsets``.
 
     The order of its fields is fixed within a minor version only, so its version must match.
@@ -214,9 +210,7 @@ def _bind_debug_offsets(
         )
     if word >> 4 & 0xF != RELEASE_LEVEL_FINAL:
         notes.append(f"this is a pre-release of {major}.{minor} ({word:#x}): layouts may differ")
-    found = {
-        name: _WORD.unpack_from(head, offset)[0] for name, offset in layout.words.items()
-    }
+    found = {name: _WORD.unpack_from(head, offset)[0] for name, offset in layout.words.items()}
     return _replace_words(layout, found, notes, "_Py_DebugOffsets")
 
 
@@ -264,9 +258,7 @@ def _bind_asyncio_debug(
     return layout
 
 
-def _replace_words(
-    layout: Layout, words: dict[str, int], notes: list[str], source: str
-) -> Layout:
+def _replace_words(layout: Layout, words: dict[str, int], notes: list[str], source: str) -> Layout:
     """Return *layout* with each named field replaced; zero means that the target has none."""
     for name, value in words.items():
         structure, _, attribute = name.partition(".")
