@@ -27,13 +27,9 @@ from hangwatch.remote.errors import UnreadableError
 from hangwatch.remote.frames import Frames, FrameView, Witness
 from hangwatch.remote.layouts import schema
 from hangwatch.remote.objects import HEAP_TYPE, TypeInfo
-from hangwatch.remote.results import Frame, FrameKind
+from hangwatch.remote.results import Frame
 
-NATIVE: Final[dict[str, FrameKind]] = {
-    "coroutine": "coroutine",
-    "generator": "generator",
-    "async_generator": "async_generator",
-}
+NATIVE: Final = frozenset({"coroutine", "generator", "async_generator"})
 WRAPPERS: Final = frozenset(
     {
         "async_generator_asend",
@@ -115,9 +111,8 @@ class Steps:
             UnreadableError: It makes no sense; the chain is torn here.
         """
         kind = self.objects.type_of(address)
-        native = NATIVE.get(kind.name)
-        if native and not kind.flags & HEAP_TYPE and self._fields(kind) is None:
-            return self._generator(address, native)
+        if kind.name in NATIVE and not kind.flags & HEAP_TYPE and self._fields(kind) is None:
+            return self._generator(address)
         if kind.name in FUTURE_ITERATORS:
             return self._future_iterator(address)
         if kind.name.rsplit(".", 1)[-1] in WRAPPERS:
@@ -139,10 +134,10 @@ class Steps:
 
     # ------------------------------------------------------------------ CPython's own
 
-    def _generator(self, address: int, kind: FrameKind) -> Step:
+    def _generator(self, address: int) -> Step:
         where = self.layout.generator
         if where.frame_object is not None:
-            return self._generator_310(address, kind, where.frame_object)
+            return self._generator_310(address, where.frame_object)
         assert where.state is not None
         assert where.frame is not None
         state_byte = self.memory.read(address + where.state, 1)
@@ -152,8 +147,7 @@ class Steps:
             return Step(end=End("finished", address), witnesses=witnesses)
         view = self.frames.frame(address + where.frame)
         if view is None:
-            raise UnreadableError(f"the frame of the {kind} at {address:#x} is none")
-        view.kind = kind
+            raise UnreadableError(f"the frame of the coroutine at {address:#x} is none")
         witnesses.append(view.witness)
         step = Step(frame=view.shown(), view=view, witnesses=witnesses)
         if state == where.executing:
@@ -175,7 +169,7 @@ class Steps:
         opcode, argument = self.memory.read(view.code.start + view.offset + 2, 2)
         return opcode in where.resume and argument & 3 >= 2
 
-    def _generator_310(self, address: int, kind: FrameKind, frame_object: int) -> Step:
+    def _generator_310(self, address: int, frame_object: int) -> Step:
         pointer = self.memory.read(address + frame_object, 8)
         at = _WORD.unpack(pointer)[0]
         witnesses: list[Witness] = [(address + frame_object, pointer)]
@@ -183,10 +177,6 @@ class Steps:
             return Step(end=End("finished", address), witnesses=witnesses)
         view = self.frames.frame(at)
         assert view is not None
-        view.kind = kind
-        # Code objects of 3.10 have no qualified name, but generators do.
-        name = self.memory.word(address + self.layout.generator.qualified_name)
-        view.qualified_name = self.objects.text(name)
         witnesses.append(view.witness)
         step = Step(frame=view.shown(), view=view, witnesses=witnesses)
         state = _BYTE.unpack(view.witness[1][-1:])[0]
@@ -215,7 +205,7 @@ class Steps:
                 raise UnreadableError(f"the frame at {view.address:#x} awaits nothing")
             return
         step.end = End("yield")
-        if view.code.name == "__await__" and view.kind == "generator":
+        if view.code.name == "__await__" and view.code.kind == "generator":
             # A future in pure Python: ``yield self``.
             future = self.frames.locals(view, {"self"}).get("self", 0)
             if future and "Future" in self.objects.type_of(future).lineage:

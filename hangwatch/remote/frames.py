@@ -31,6 +31,11 @@ PLAIN: Final = 0x20
 CELL: Final = 0x40
 FREE: Final = 0x80
 
+# Bits of ``co_flags``.
+GENERATOR: Final = 0x20
+COROUTINE: Final = 0x80
+ASYNC_GENERATOR: Final = 0x200
+
 _WORD: Final = struct.Struct("<Q")
 _SIGNED: Final = struct.Struct("<q")
 _INT: Final = struct.Struct("<i")
@@ -46,6 +51,7 @@ class Code:
 
     Attributes:
         address: Where it is.
+        kind: What calling it makes, by its flags.
         head: Its bytes without the reference count: tells whether it is still the same.
         start: Address of its first instruction; 0 in 3.10.
         bytecode: Its instructions, in 3.10.
@@ -58,6 +64,7 @@ class Code:
     name: str
     qualified_name: str
     first_line: int
+    kind: FrameKind
     stack_size: int
     locals_count: int
     table: bytes
@@ -65,7 +72,7 @@ class Code:
     bytecode: bytes = b""
     names: tuple[str, ...] | None = None
     kinds: bytes = b""
-    shown: dict[tuple[int, FrameKind, str], Frame] = field(default_factory=dict)
+    shown: dict[tuple[int, str], Frame] = field(default_factory=dict)
 
     @property
     def library(self) -> str:
@@ -96,12 +103,11 @@ class FrameView:
     depth: int
     back: int
     witness: Witness
-    kind: FrameKind = "function"
     qualified_name: str = ""
 
     def shown(self) -> Frame:
         """Return the frame for people; equal frames are one object."""
-        key = (self.offset, self.kind, self.qualified_name)
+        key = (self.offset, self.qualified_name)
         known = self.code.shown.get(key)
         if known is None:
             line_of = linetable.line_of_locations if self.code.start else linetable.line_of_pairs
@@ -109,10 +115,18 @@ class FrameView:
                 function=self.code.qualified_name or self.qualified_name or self.code.name,
                 file=self.code.file,
                 line=line_of(self.code.table, self.code.first_line, max(0, self.offset)),
-                kind=self.kind,
+                kind=self.code.kind,
             )
             self.code.shown[key] = known
         return known
+
+
+def _kind(flags: int) -> FrameKind:
+    if flags & ASYNC_GENERATOR:
+        return "async_generator"
+    if flags & COROUTINE:
+        return "coroutine"
+    return "generator" if flags & GENERATOR else "function"
 
 
 class Frames:
@@ -172,6 +186,7 @@ class Frames:
             name=objects.text(word(where.name)),
             qualified_name="",
             first_line=number(where.first_line),
+            kind=_kind(number(where.flags)),
             stack_size=max(0, min(number(where.stack_size), MAX_STACK)),
             locals_count=0,
             table=self._bytes(word(where.line_table)),
@@ -277,9 +292,16 @@ class Frames:
         depth = _INT.unpack_from(data, where.depth)[0]
         if not 0 <= depth <= code.stack_size or self.state_of_frame_object(data) == 0:
             depth = -1
+        # Code objects of 3.10 have no qualified name, but generators do.
+        owner = _WORD.unpack_from(data, where.generator)[0]
+        name = ""
+        if owner:
+            at = self.objects.memory.word(owner + self.layout.generator.qualified_name)
+            name = self.objects.text(at)
         return FrameView(
             address=address,
             code=code,
+            qualified_name=name,
             offset=2 * _INT.unpack_from(data, where.last)[0],
             locals=address + where.locals,
             stack=_WORD.unpack_from(data, where.value_stack)[0],

@@ -74,12 +74,13 @@ class Awaits:
     Attributes:
         kind: ``sleep``, ``lock``, ``event``, ``condition``, ``semaphore``, ``barrier``,
             ``queue``, ``gather``, ``wait``, ``wait_for``, ``task_group``, ``shield``, ``task``,
-            ``executor``, ``ray``, ``stream``, ``future``, ``ready`` (it will be resumed without
+            ``executor``, ``ray``, ``stream``, ``process``, ``future``, ``ready`` (it will be resumed without
             waiting for anything), ``running``, ``not_started``, ``nothing`` (a task that is
             over) or ``unknown``.
         detail: What is known of it, for people: ``Queue.get: 0 of 10 items, 3 getters``.
         object: Address of the awaited object (lock, queue, future), 0 if there is none.
         tasks: Ids of the tasks that it waits for, the holders of a lock among them.
+        any_of: One of ``tasks`` suffices (``asyncio.wait`` for the first).
         due_in: Seconds until a sleep ends, by the monotonic clock; negative: overdue.
     """
 
@@ -87,6 +88,7 @@ class Awaits:
     detail: str = ""
     object: int = 0
     tasks: tuple[int, ...] = ()
+    any_of: bool = False
     due_in: float | None = None
 
 

@@ -143,7 +143,7 @@ class Tasks:
         state = _INT.unpack_from(data, future.state)[0]
         if state not in STATES:
             raise UnreadableError(f"its state is {state}")
-        must_cancel = _UNSIGNED.unpack_from(data + b"\0\0\0", task.must_cancel)[0]
+        must_cancel = _UNSIGNED.unpack_from(data, task.must_cancel)[0]
         return TaskView(
             address=address,
             name=self._name(word(task.name)),
@@ -152,7 +152,12 @@ class Tasks:
             coroutine=word(task.coroutine),
             waiter=self._not_none(word(task.waiter)),
             must_cancel=bool(must_cancel & task.must_cancel_mask),
-            witnesses=[(address + 8, data[8:])],
+            # Type and loop; state; waiter, coroutine and name. Callbacks may come and go.
+            witnesses=[
+                (address + 8, data[8:24]),
+                (address + future.state, data[future.state : future.state + 4]),
+                (address + task.waiter, data[task.waiter : task.name + 8]),
+            ],
         )
 
     def _python(self, address: int) -> TaskView:
@@ -203,31 +208,30 @@ class Tasks:
                     task.end = End("cut", at)
                 else:
                     seen.add((task.address, at))
-                    self._step(task, at)
+                    next_at = self._step(task, at)
                     if task.end is None:
-                        following.append((task, self._next))
+                        following.append((task, next_at))
             live = following
 
-    _next = 0
-
-    def _step(self, task: TaskView, at: int) -> None:
+    def _step(self, task: TaskView, at: int) -> int:
+        """Take one step; return the next address, where the chain does not end here."""
         if not at:
             # A task drops its coroutine when it is over.
             task.end = End("finished")
-            return
+            return 0
         try:
             step: Step = self.steps.take(at)
         except ExhaustedError:
             raise
         except UnreadableError as error:
             task.torn, task.end = str(error), End("unknown", at)
-            return
+            return 0
         task.witnesses += step.witnesses
         if step.frame is not None:
             task.chain.append(step.frame)
             task.views.append(step.view)
         task.end = step.end
-        self._next = step.next
+        return step.next
 
     # ------------------------------------------------------------------ did it hold still?
 
