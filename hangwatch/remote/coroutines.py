@@ -19,7 +19,9 @@ the number of the await point, in source order.
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -102,7 +104,7 @@ class Steps:
         self.objects = frames.objects
         self.memory = frames.objects.memory
         self.layout = frames.layout
-        self._cython: dict[int, CythonFields | None] = {}
+        self._takers: dict[int, Callable[[int], Step]] = {}
 
     def take(self, address: int) -> Step:
         """Read the link at *address*.
@@ -110,19 +112,34 @@ class Steps:
         Raises:
             UnreadableError: It makes no sense; the chain is torn here.
         """
-        kind = self.objects.type_of(address)
-        if kind.name in NATIVE and not kind.flags & HEAP_TYPE and self._fields(kind) is None:
-            return self._generator(address)
-        if kind.name in FUTURE_ITERATORS:
-            return self._future_iterator(address)
-        if kind.name.rsplit(".", 1)[-1] in WRAPPERS:
-            at = address + schema.WRAPPED_GENERATOR
-            inner = self.memory.read(at, 8)
-            return Step(next=_WORD.unpack(inner)[0], witnesses=[(at, inner)])
-        fields = self._fields(kind)
+        at = self.memory.type_word(address)
+        take = self._takers.get(at)
+        if take is None:
+            take = self._takers[at] = self._taker(self.objects.type_at(at))
+        return take(address)
+
+    def _taker(self, kind: TypeInfo) -> Callable[[int], Step]:
+        """Return how to read a link of that type."""
+        fields = self._find_fields(kind)
         if fields is not None:
-            return self._cython_step(address, fields)
-        return Step(end=End("unknown", address, kind.name))
+            return functools.partial(self._cython_step, fields)
+        if kind.name in NATIVE and not kind.flags & HEAP_TYPE:
+            if self.layout.generator.frame_object is not None:
+                return self._generator_310
+            return self._generator
+        if kind.name in FUTURE_ITERATORS:
+            return self._future_iterator
+        if kind.name.rsplit(".", 1)[-1] in WRAPPERS:
+            return self._wrapper
+        return functools.partial(self._unknown, kind.name)
+
+    def _wrapper(self, address: int) -> Step:
+        at = address + schema.WRAPPED_GENERATOR
+        inner = self.memory.read(at, 8)
+        return Step(next=_WORD.unpack(inner)[0], witnesses=[(at, inner)])
+
+    def _unknown(self, name: str, address: int) -> Step:
+        return Step(end=End("unknown", address, name))
 
     def _future_iterator(self, address: int) -> Step:
         at = address + schema.FUTURE_ITERATOR_FUTURE
@@ -136,29 +153,25 @@ class Steps:
 
     def _generator(self, address: int) -> Step:
         where = self.layout.generator
-        if where.frame_object is not None:
-            return self._generator_310(address, where.frame_object)
         assert where.state is not None
         assert where.frame is not None
-        state_byte = self.memory.read(address + where.state, 1)
-        state = _BYTE.unpack(state_byte)[0]
-        witnesses: list[Witness] = [(address + where.state, state_byte)]
+        assert self.layout.frame is not None
+        data = self.memory.read(address, where.frame + self.layout.frame.locals)
+        state = _BYTE.unpack_from(data, where.state)[0]
+        witnesses: list[Witness] = [(address + where.state, data[where.state :])]
         if state == where.cleared:
             return Step(end=End("finished", address), witnesses=witnesses)
-        view = self.frames.frame(address + where.frame)
-        if view is None:
-            raise UnreadableError(f"the frame of the coroutine at {address:#x} is none")
-        witnesses.append(view.witness)
+        view = self.frames.decode(address + where.frame, data[where.frame :])
         step = Step(frame=view.shown(), view=view, witnesses=witnesses)
-        if state == where.executing:
+        if state in where.suspended:
+            self._follow(step, view, self._awaits(view, state))
+        elif state == where.executing:
             view.depth = -1
             step.end = End("running", address)
         elif state == where.created:
             step.end = End("created", address)
-        elif state not in where.suspended:
-            step.end = End("finished", address)
         else:
-            self._follow(step, view, self._awaits(view, state))
+            step.end = End("finished", address)
         return step
 
     def _awaits(self, view: FrameView, state: int) -> bool:
@@ -169,10 +182,12 @@ class Steps:
         opcode, argument = self.memory.read(view.code.start + view.offset + 2, 2)
         return opcode in where.resume and argument & 3 >= 2
 
-    def _generator_310(self, address: int, frame_object: int) -> Step:
-        pointer = self.memory.read(address + frame_object, 8)
+    def _generator_310(self, address: int) -> Step:
+        where = self.layout.generator
+        assert where.frame_object is not None
+        pointer = self.memory.read(address + where.frame_object, 8)
         at = _WORD.unpack(pointer)[0]
-        witnesses: list[Witness] = [(address + frame_object, pointer)]
+        witnesses: list[Witness] = [(address + where.frame_object, pointer)]
         if not at:
             return Step(end=End("finished", address), witnesses=witnesses)
         view = self.frames.frame(at)
@@ -180,7 +195,6 @@ class Steps:
         witnesses.append(view.witness)
         step = Step(frame=view.shown(), view=view, witnesses=witnesses)
         state = _BYTE.unpack(view.witness[1][-1:])[0]
-        where = self.layout.generator
         if state == where.executing:
             step.end = End("running", address)
         elif state == where.created:
@@ -213,13 +227,8 @@ class Steps:
 
     # ------------------------------------------------------------------ Cython's
 
-    def _fields(self, kind: TypeInfo) -> CythonFields | None:
-        """Return the layout of a Cython coroutine type, ``None`` for any other type."""
-        if kind.address not in self._cython:
-            self._cython[kind.address] = self._find_fields(kind)
-        return self._cython[kind.address]
-
     def _find_fields(self, kind: TypeInfo) -> CythonFields | None:
+        """Return the layout of a Cython coroutine type, ``None`` for any other type."""
         if not kind.members:
             return None
         members = self.objects.members_of(kind)
@@ -265,7 +274,7 @@ class Steps:
             label=label,
         )
 
-    def _cython_step(self, address: int, fields: CythonFields) -> Step:
+    def _cython_step(self, fields: CythonFields, address: int) -> Step:
         data = self.memory.read(address, fields.size)
 
         def word(offset: int) -> int:

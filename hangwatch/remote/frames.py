@@ -259,9 +259,15 @@ class Frames:
         self, address: int, where: InterpreterFrameLayout
     ) -> tuple[FrameView | None, int]:
         data = self.objects.memory.read(address, where.locals)
-        back = _WORD.unpack_from(data, where.previous)[0]
         if data[where.owner] in where.skipped_owners:
-            return None, back
+            return None, _WORD.unpack_from(data, where.previous)[0]
+        view = self.decode(address, data)
+        return view, view.back
+
+    def decode(self, address: int, data: bytes) -> FrameView:
+        """Return the interpreter frame that was read from *address* (3.11 on)."""
+        where = self.layout.frame
+        assert where is not None
         code = self.code(self.untag(_WORD.unpack_from(data, where.code)[0]))
         first = address + where.locals
         stack = first + 8 * code.locals_count
@@ -272,17 +278,16 @@ class Frames:
             depth = (_WORD.unpack_from(data, where.stack_pointer)[0] - stack) // 8
         if not 0 <= depth <= code.stack_size:
             depth = -1
-        view = FrameView(
+        return FrameView(
             address=address,
             code=code,
             offset=_WORD.unpack_from(data, where.instruction)[0] - code.start,
             locals=first,
             stack=stack,
             depth=depth,
-            back=back,
+            back=_WORD.unpack_from(data, where.previous)[0],
             witness=(address, data),
         )
-        return view, back
 
     def _frame_object(self, address: int, where: FrameObjectLayout) -> FrameView:
         data = self.objects.memory.read(address, where.size)

@@ -150,10 +150,7 @@ class RemotePython:
         started = time.monotonic()
         self._begin()
         calls, copied = self._memory.cost.calls, self._memory.cost.bytes
-        problems = [
-            Problem(kind="layout", where=self.runtime.path, message=note)
-            for note in self.runtime.notes
-        ]
+        problems: list[Problem] = []
         parts: list[_Part] = []
         try:
             for address, number, modules in self._interpreters(problems):
@@ -178,6 +175,7 @@ class RemotePython:
             loops=self._loops(parts),
             tasks=tuple(tasks),
             waits=graph.waits(edges),
+            notes=self.runtime.notes,
             problems=(*problems, *(problem for part in parts for problem in part.problems)),
             elapsed=time.monotonic() - started,
             calls=self._memory.cost.calls - calls,
@@ -198,14 +196,10 @@ class RemotePython:
         self._objects.forget()
         self._frames.forget()
 
-    def _interpreters(
-        self, problems: list[Problem]
-    ) -> Iterator[tuple[int, int, dict[str, int]]]:
+    def _interpreters(self, problems: list[Problem]) -> Iterator[tuple[int, int, dict[str, int]]]:
         """Yield address, number and modules of each interpreter."""
         where = self.runtime.layout.interpreter
-        at = self._memory.word(
-            self.runtime.address + self.runtime.layout.runtime.interpreters_head
-        )
+        at = self._memory.word(self.runtime.address + self.runtime.layout.runtime.interpreters_head)
         seen: set[int] = set()
         while at and at not in seen and len(seen) < MAX_INTERPRETERS:
             seen.add(at)

@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias
 State: TypeAlias = Literal["pending", "running", "done", "cancelled"]
 """``running`` is a pending task whose coroutine is executing at this moment."""
 
-ProblemKind: TypeAlias = Literal["torn", "unreadable", "unknown awaitable", "truncated", "layout"]
+ProblemKind: TypeAlias = Literal["torn", "unreadable", "unknown awaitable", "truncated"]
 """``torn``: it changed while it was read. ``unreadable``: memory that makes no sense.
 ``unknown awaitable``: the chain ends in an object of a type that is not known here.
-``truncated``: a limit was reached. ``layout``: something differed from the table."""
+``truncated``: a limit was reached."""
 
 FrameKind: TypeAlias = Literal["function", "coroutine", "generator", "async_generator", "cython"]
 
@@ -246,6 +246,7 @@ class Snapshot:
         python: Its version: ``3.11.7``.
         interpreters, loops, tasks: What there is.
         waits: Who waits for whom.
+        notes: What differs from the layout known for this version and was taken from the target.
         problems: What could not be read, or not for certain.
         elapsed: Seconds that the reading took.
         calls: System calls that read memory.
@@ -258,6 +259,7 @@ class Snapshot:
     loops: tuple[Loop, ...] = ()
     tasks: tuple[Task, ...] = ()
     waits: Waits = Waits()
+    notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     elapsed: float = 0.0
     calls: int = 0
