@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hangwatch.remote.coroutines import End
 from hangwatch.remote.errors import ExhaustedError, UnreadableError
 from hangwatch.remote.frames import Frames, FrameView
 from hangwatch.remote.layouts import schema
@@ -39,6 +40,12 @@ LOCK_KINDS: Final = {
     "Condition": "condition",
     "Semaphore": "semaphore",
     "Barrier": "barrier",
+}
+
+OVER: Final = Awaits(kind="nothing", detail="it is over")
+TOLD_BY_END: Final = {
+    "running": Awaits(kind="running", detail="it executes at this moment"),
+    "created": Awaits(kind="not_started", detail="its loop has not yet run it"),
 }
 
 RAY_ID: Final = 32
@@ -65,6 +72,23 @@ class Explainer:
         self.objects = frames.objects
         self.memory = frames.objects.memory
         self.layout = frames.layout
+        # By module of asyncio and function; "" for any function of the module.
+        self._askers: dict[tuple[str, str], Callable[[FrameView], Awaits | None]] = {
+            ("locks.py", "wait"): self._lock,
+            ("locks.py", "acquire"): self._lock,
+            ("locks.py", "wait_for"): self._lock,
+            ("queues.py", "get"): self._queue,
+            ("queues.py", "put"): self._queue,
+            ("queues.py", "join"): self._queue,
+            ("tasks.py", "sleep"): self._sleep,
+            ("tasks.py", "_wait"): self._wait,
+            ("tasks.py", "wait_for"): self._wait_for,
+            ("taskgroups.py", "__aexit__"): self._task_group,
+            ("taskgroups.py", "_aexit"): self._task_group,
+            ("streams.py", ""): self._stream,
+            ("selector_events.py", ""): self._stream,
+            ("base_subprocess.py", ""): self._process,
+        }
 
     # ------------------------------------------------------------------ awaits
 
@@ -72,11 +96,9 @@ class Explainer:
         """Return what the innermost await of a task is about; never raises for bad memory."""
         end = task.end
         if task.state != "pending" or end is None:
-            return Awaits(kind="nothing", detail="it is over")
-        if end.kind == "running":
-            return Awaits(kind="running", detail="it executes at this moment")
-        if end.kind == "created":
-            return Awaits(kind="not_started", detail="its loop has not yet run it")
+            return OVER
+        if end.kind in TOLD_BY_END:
+            return TOLD_BY_END[end.kind]
         try:
             found = self._by_frames(task)
             future = end.address if end.kind == "future" else task.waiter
@@ -85,14 +107,8 @@ class Explainer:
         except ExhaustedError:
             raise
         except (UnreadableError, KeyError, struct.error) as error:
-            return Awaits(kind="unknown", detail=f"unreadable: {error}")
-        if found is not None:
-            return found
-        if end.kind == "yield":
-            return Awaits(kind="ready", detail="it waits for nothing but its turn")
-        if end.kind == "unknown" and end.detail:
-            return Awaits(kind="unknown", detail=f"a {end.detail}", object=end.address)
-        return Awaits(kind="unknown", detail="its chain could not be followed to its end")
+            found = Awaits(kind="unknown", detail=f"unreadable: {error}")
+        return found or _by_end(end)
 
     def _by_frames(self, task: TaskView) -> Awaits | None:
         """Ask the innermost frames that belong to asyncio."""
@@ -116,25 +132,9 @@ class Explainer:
         return None
 
     def _asker(self, view: FrameView) -> Callable[[FrameView], Awaits | None] | None:
-        name = view.code.name
-        match view.code.library:
-            case "asyncio/locks.py" if name in ("wait", "acquire", "wait_for"):
-                return self._lock
-            case "asyncio/queues.py" if name in ("get", "put", "join"):
-                return self._queue
-            case "asyncio/tasks.py" if name == "sleep":
-                return self._sleep
-            case "asyncio/tasks.py" if name == "_wait":
-                return self._wait
-            case "asyncio/tasks.py" if name == "wait_for":
-                return self._wait_for
-            case "asyncio/taskgroups.py" if name in ("__aexit__", "_aexit"):
-                return self._task_group
-            case "asyncio/streams.py" | "asyncio/selector_events.py":
-                return self._stream
-            case "asyncio/base_subprocess.py":
-                return self._process
-        return None
+        """Return who can tell by a frame of asyncio what is awaited, if anybody can."""
+        library = view.code.library.removeprefix("asyncio/")
+        return self._askers.get((library, view.code.name)) or self._askers.get((library, ""))
 
     def _self_is(self, view: FrameView, name: str) -> bool:
         this = self.frames.locals(view, {"self"}).get("self", 0)
@@ -182,9 +182,11 @@ class Explainer:
         size = self.objects.length(attributes["_queue"]) if "_queue" in attributes else "?"
         limit = self._count(attributes, "_maxsize")
         parts = [f"{size} items" if limit in ("0", "?") else f"{size} of {limit} items"]
-        for name in ("_getters", "_putters"):
-            if name in attributes:
-                parts.append(_plural(self.objects.length(attributes[name]), name[1:-1]))
+        parts += [
+            _plural(self.objects.length(attributes[name]), name[1:-1])
+            for name in ("_getters", "_putters")
+            if name in attributes
+        ]
         if view.code.name == "join":
             parts.append(f"{self._count(attributes, '_unfinished_tasks')} unfinished")
         name = f"{self.objects.type_of(this).name}.{view.code.name}"
@@ -425,6 +427,14 @@ class Explainer:
             if view.code.library == "asyncio/locks.py" and name == "wait":
                 return self.frames.locals(view, {"self"}).get("self", 0) == owner
         return False
+
+
+def _by_end(end: End) -> Awaits:
+    if end.kind == "yield":
+        return Awaits(kind="ready", detail="it waits for nothing but its turn")
+    if end.kind == "unknown" and end.detail:
+        return Awaits(kind="unknown", detail=f"a {end.detail}", object=end.address)
+    return Awaits(kind="unknown", detail="its chain could not be followed to its end")
 
 
 def _plural(count: int, noun: str) -> str:

@@ -218,7 +218,7 @@ class Memory:
     def again(self) -> Memory:
         """Return a new look at the same target, within the same limits."""
         fresh = Memory(self.source, self.limits, cost=self.cost, deadline=self.deadline)
-        fresh._spent_before = self._spent_before  # noqa: SLF001  # the same budget
+        fresh._spent_before = self._spent_before  # the same budget
         return fresh
 
     def restart(self) -> None:
@@ -262,8 +262,8 @@ class Memory:
             if page is None:
                 page = self._page(address - offset)
             value: int = _WORD.unpack_from(page, offset)[0]
-            return value
-        value = _WORD.unpack(self._long(address, 8))[0]
+        else:
+            value = _WORD.unpack(self._long(address, 8))[0]
         return value
 
     def type_word(self, address: int) -> int:

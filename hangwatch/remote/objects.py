@@ -276,7 +276,7 @@ class Objects:
         keys, values = _PAIR.unpack(self.memory.read(address + schema.DICT_KEYS, 16))
         entries = self._entries(keys, limit)
         if values:
-            held = self._values(values + self.layout.dict.values, len(entries))
+            held = self._values(values + self.layout.mapping.values, len(entries))
             return [(key, value) for (key, _), value in zip(entries, held, strict=True) if value]
         return [(key, value) for key, value in entries if key and value]
 
@@ -294,7 +294,7 @@ class Objects:
 
     def _entries(self, keys: int, limit: int) -> list[tuple[int, int]]:
         """Return the entries of a keys object, in order; 0 for values kept elsewhere."""
-        where = self.layout.dict
+        where = self.layout.mapping
         head = self.memory.read(keys, 48)
         count = _SIGNED.unpack_from(head, where.entries_count)[0]
         if where.log2:
@@ -324,7 +324,7 @@ class Objects:
     def attributes(self, address: int) -> dict[str, int]:
         """Return what is in an instance's ``__dict__``, whether or not the dict exists yet."""
         kind = self.type_of(address)
-        how = self.layout.dict.attributes
+        how = self.layout.mapping.attributes
         if how == "offset" or not kind.flags & MANAGED_DICT:
             if kind.dict_offset <= 0:
                 return {}
@@ -344,7 +344,7 @@ class Objects:
                 values = inline if self.memory.read(inline, 4)[3] else 0
         if at:
             return self.names(at)
-        return self._shared(kind, values + self.layout.dict.values) if values else {}
+        return self._shared(kind, values + self.layout.mapping.values) if values else {}
 
     def attribute(self, address: int, name: str) -> int:
         """Return one attribute, 0 if the instance has none of that name."""

@@ -64,7 +64,7 @@ def mappings(pid: int) -> tuple[Mapping, ...]:
 def executable(pid: int) -> str:
     """Return the path of the program as the target sees it, or ``""``."""
     try:
-        return os.readlink(f"/proc/{pid}/exe")
+        return str(Path(f"/proc/{pid}/exe").readlink())
     except OSError:
         return ""
 
@@ -114,6 +114,16 @@ def outer_thread_ids(pid: int) -> dict[int, int]:
         if len(inner) < 2:
             return {}
         found[int(inner[-1])] = tid
+    return found
+
+
+def switches(pid: int) -> dict[int, int]:
+    """Return how often each thread gave up the processor by itself: an event loop's wake-ups."""
+    found: dict[int, int] = {}
+    for tid in thread_ids(pid):
+        count = _status(tid).get("voluntary_ctxt_switches", "")
+        if count.isdigit():
+            found[tid] = int(count)
     return found
 
 
@@ -176,7 +186,7 @@ def _status(pid: int | str) -> dict[str, str]:
 
 def _namespace(pid: int | str) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/user")
+        return str(Path(f"/proc/{pid}/ns/user").readlink())
     except OSError:
         return ""
 

@@ -7,8 +7,8 @@
           ``_scheduled_tasks`` and ``_eager_tasks`` for tasks written in Python
 ========  ==============================================================================
 
-``_current_tasks`` (up to 3.13), or a field of the thread (3.14 on), names the task that runs on each
-loop. Tasks of other implementations that register themselves are found as well.
+``_current_tasks`` (up to 3.13), or a field of the thread (3.14 on), names the task that runs on
+each loop. Tasks of other implementations that register themselves are found as well.
 
 A set that is resized while it is read makes no sense for a moment; it is then read again.
 """

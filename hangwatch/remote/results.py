@@ -40,13 +40,13 @@ class Frame:
         for mark in ("/site-packages/", "/dist-packages/"):
             if mark in self.file:
                 return self.file.split(mark, 1)[1]
-        head, mark, tail = self.file.partition("/lib/python3")
-        if mark and head is not None and "/" in tail:
+        _, _, tail = self.file.partition("/lib/python3")
+        if "/" in tail:
             return tail.split("/", 1)[1]
         return self.file
 
     def __str__(self) -> str:
-        return f"{self.function} ({self.short_file}:{self.line if self.line else '?'})"
+        return f"{self.function} ({self.short_file}:{self.line or '?'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,9 @@ class Awaits:
     Attributes:
         kind: ``sleep``, ``lock``, ``event``, ``condition``, ``semaphore``, ``barrier``,
             ``queue``, ``gather``, ``wait``, ``wait_for``, ``task_group``, ``shield``, ``task``,
-            ``executor``, ``ray``, ``stream``, ``process``, ``future``, ``ready`` (it will be resumed without
-            waiting for anything), ``running``, ``not_started``, ``nothing`` (a task that is
-            over) or ``unknown``.
+            ``executor``, ``ray``, ``stream``, ``process``, ``future``, ``ready`` (it will be
+            resumed without waiting for anything), ``running``, ``not_started``, ``nothing`` (a
+            task that is over) or ``unknown``.
         detail: What is known of it, for people: ``Queue.get: 0 of 10 items, 3 getters``.
         object: Address of the awaited object (lock, queue, future), 0 if there is none.
         tasks: Ids of the tasks that it waits for, the holders of a lock among them.

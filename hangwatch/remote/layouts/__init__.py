@@ -1,6 +1,6 @@
 """The layouts of CPython's structures: one file per minor version, each one constant.
 
-A layout is believed only after the target itself has confirmed it; see ``hangwatch.remote.runtime``.
+A layout is believed only after the target itself has confirmed it: ``hangwatch.remote.runtime``.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ LAYOUT: Final = Layout(
         must_cancel=184,
         must_cancel_mask=0xFFFFFFFF,
     ),
-    dict=DictLayout(attributes="offset", log2=False, entries_count=32, indices=40),
+    mapping=DictLayout(attributes="offset", log2=False, entries_count=32, indices=40),
     type=TypeLayout(size=408, cached_keys=872),
     text=TextLayout(ascii_size=48, compact_size=72),
     tagged_integers=False,

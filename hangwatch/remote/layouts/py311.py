@@ -63,7 +63,7 @@ LAYOUT: Final = Layout(
         must_cancel=160,
         must_cancel_mask=0xFFFFFFFF,
     ),
-    dict=DictLayout(attributes="before"),
+    mapping=DictLayout(attributes="before"),
     type=TypeLayout(size=408, cached_keys=872),
     text=TextLayout(ascii_size=48, compact_size=72),
     tagged_integers=False,

@@ -69,7 +69,7 @@ LAYOUT: Final = Layout(
         must_cancel=160,
         must_cancel_mask=0xFFFFFFFF,
     ),
-    dict=DictLayout(attributes="tagged"),
+    mapping=DictLayout(attributes="tagged"),
     type=TypeLayout(size=416, cached_keys=880),
     text=TextLayout(ascii_size=40, compact_size=56),
     sizes={

@@ -67,7 +67,7 @@ LAYOUT: Final = Layout(
     task=TaskLayout(
         size=144, waiter=112, coroutine=120, name=128, must_cancel=100, must_cancel_mask=0x4
     ),
-    dict=DictLayout(attributes="inline", values=8),
+    mapping=DictLayout(attributes="inline", values=8),
     type=TypeLayout(size=416, cached_keys=880),
     text=TextLayout(ascii_size=40, compact_size=56),
     sizes={

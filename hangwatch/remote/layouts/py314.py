@@ -78,7 +78,7 @@ LAYOUT: Final = Layout(
         must_cancel_mask=0x4,
         node=152,
     ),
-    dict=DictLayout(attributes="inline", values=8),
+    mapping=DictLayout(attributes="inline", values=8),
     type=TypeLayout(size=416, cached_keys=880),
     text=TextLayout(ascii_size=40, compact_size=56),
     tuple_items=32,

@@ -79,7 +79,7 @@ LAYOUT: Final = Layout(
         must_cancel_mask=0x4,
         node=152,
     ),
-    dict=DictLayout(attributes="inline", values=8),
+    mapping=DictLayout(attributes="inline", values=8),
     type=TypeLayout(size=424, cached_keys=888),
     text=TextLayout(ascii_size=40, compact_size=56),
     tuple_items=32,

@@ -266,7 +266,7 @@ class Layout:
     generator: GeneratorLayout
     future: FutureLayout
     task: TaskLayout
-    dict: DictLayout
+    mapping: DictLayout
     type: TypeLayout
     text: TextLayout
     tuple_items: int = 24

@@ -2,9 +2,9 @@
 
     graph.py SEED TASKS OUTPUT [uvloop]
 
-Runs under any Python from 3.10 on, two event loops in two threads. The truth comes from Python's own
-introspection (``cr_await`` and its like), and from the leaves, which say what they are about to
-await.
+Runs under any Python from 3.10 on, two event loops in two threads. The truth comes from Python's
+own introspection (``cr_await`` and its like), and from the leaves, which say what they are about
+to await.
 """
 
 import asyncio
