@@ -134,20 +134,22 @@ class Steps:
         return functools.partial(self._unknown, kind.name)
 
     def _wrapper(self, address: int) -> Step:
-        at = address + schema.WRAPPED_GENERATOR
-        inner = self.memory.read(at, 8)
-        return Step(next=_WORD.unpack(inner)[0], witnesses=[(at, inner)])
+        data = self.memory.read(address + 8, schema.WRAPPED_GENERATOR)
+        inner = _WORD.unpack_from(data, schema.WRAPPED_GENERATOR - 8)[0]
+        return Step(next=inner, witnesses=[(address + 8, data)])
 
     def _unknown(self, name: str, address: int) -> Step:
-        return Step(end=End("unknown", address, name))
+        return Step(
+            end=End("unknown", address, name),
+            witnesses=[(address + 8, self.memory.read(address + 8, 8))],
+        )
 
     def _future_iterator(self, address: int) -> Step:
-        at = address + schema.FUTURE_ITERATOR_FUTURE
-        data = self.memory.read(at, 8)
-        future = _WORD.unpack(data)[0]
+        data = self.memory.read(address + 8, schema.FUTURE_ITERATOR_FUTURE)
+        future = _WORD.unpack_from(data, schema.FUTURE_ITERATOR_FUTURE - 8)[0]
         # An exhausted iterator has dropped its future.
         end = End("future", future) if future else End("finished", address)
-        return Step(end=end, witnesses=[(at, data)])
+        return Step(end=end, witnesses=[(address + 8, data)])
 
     # ------------------------------------------------------------------ CPython's own
 
@@ -158,7 +160,7 @@ class Steps:
         assert self.layout.frame is not None
         data = self.memory.read(address, where.frame + self.layout.frame.locals)
         state = _BYTE.unpack_from(data, where.state)[0]
-        witnesses: list[Witness] = [(address + where.state, data[where.state :])]
+        witnesses: list[Witness] = [(address + 8, data[8:])]
         if state == where.cleared:
             return Step(end=End("finished", address), witnesses=witnesses)
         view = self.frames.decode(address + where.frame, data[where.frame :])
@@ -185,9 +187,9 @@ class Steps:
     def _generator_310(self, address: int) -> Step:
         where = self.layout.generator
         assert where.frame_object is not None
-        pointer = self.memory.read(address + where.frame_object, 8)
-        at = _WORD.unpack(pointer)[0]
-        witnesses: list[Witness] = [(address + where.frame_object, pointer)]
+        data = self.memory.read(address, where.frame_object + 8)
+        at = _WORD.unpack_from(data, where.frame_object)[0]
+        witnesses: list[Witness] = [(address + 8, data[8:])]
         if not at:
             return Step(end=End("finished", address), witnesses=witnesses)
         view = self.frames.frame(at)

@@ -251,6 +251,12 @@ class RemotePython:
         self, reader: Tasks, interpreter: int, part: _Part, addresses: Sequence[int]
     ) -> None:
         views, failed = reader.read(addresses)
+        ended = len(addresses) - len(views) - len(failed)
+        if ended:
+            message = f"{ended} tasks ended before they were read"
+            part.problems.append(
+                Problem(kind="torn", where=f"interpreter {part.id}", message=message)
+            )
         for address, message in failed.items():
             part.problems.append(
                 Problem(kind="unreadable", where=f"the task at {address:#x}", message=message)

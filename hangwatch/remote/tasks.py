@@ -87,7 +87,8 @@ class Tasks:
         """Read a portion of tasks with their chains, verified.
 
         Returns:
-            The tasks, and for each address that could not be read as one, why.
+            The tasks, and for each object that is registered yet no readable task, why. Tasks
+            that ended since they were listed are in neither.
         """
         where = self.layout
         self.memory.prefetch(addresses, where.task.size)
@@ -102,8 +103,19 @@ class Tasks:
             except (UnreadableError, KeyError) as error:
                 failed[address] = str(error)
         self._walk(found)
-        self._verify(found)
-        return found, failed
+        look = self.memory.again()
+        self._verify(found, look)
+        return found, {at: why for at, why in failed.items() if self._is_there(at, look)}
+
+    def _is_there(self, address: int, look: Memory) -> bool:
+        """Whether what could not be read as a task is still the same object, and no ended task."""
+        try:
+            kind = look.type_word(address)
+            return kind == self.memory.type_word(address) and bool(self.objects.type_at(kind))
+        except ExhaustedError:
+            raise
+        except UnreadableError:
+            return False
 
     # ------------------------------------------------------------------ the task itself
 
@@ -144,13 +156,23 @@ class Tasks:
         if state not in STATES:
             raise UnreadableError(f"its state is {state}")
         must_cancel = _UNSIGNED.unpack_from(data, task.must_cancel)[0]
+        name, waiter, torn = "?", word(task.waiter), ""
+        try:
+            name = self._name(word(task.name))
+            waiter = self._not_none(waiter)
+        except ExhaustedError:
+            raise
+        except UnreadableError as error:
+            # Its name or its future has just been freed: it is over, or moves.
+            torn = str(error)
         return TaskView(
             address=address,
-            name=self._name(word(task.name)),
+            name=name,
             state=STATES[state],
             loop=word(future.loop),
             coroutine=word(task.coroutine),
-            waiter=self._not_none(word(task.waiter)),
+            waiter=waiter,
+            torn=torn,
             must_cancel=bool(must_cancel & task.must_cancel_mask),
             # Type and loop; state; waiter, coroutine and name. Callbacks may come and go.
             witnesses=[
@@ -235,8 +257,7 @@ class Tasks:
 
     # ------------------------------------------------------------------ did it hold still?
 
-    def _verify(self, tasks: Sequence[TaskView]) -> None:
-        look = self.memory.again()
+    def _verify(self, tasks: Sequence[TaskView], look: Memory) -> None:
         look.prefetch((at for task in tasks for at, data in task.witnesses), 160)
         for task in tasks:
             if not task.torn:

@@ -59,8 +59,8 @@ async def main():
     )
     kept.append(asyncio.create_task(waiter(event), name="escape \x1b[31m\n"))
     await asyncio.sleep(0.01)
-    kept.append(asyncio.create_task(waiter(event), name="not-started"))
     kept.append(asyncio.create_task(outer(), name="culprit"))
+    kept.append(asyncio.create_task(waiter(event), name="not-started"))
     await asyncio.sleep(0.02)
     await event.wait()
 
