@@ -47,6 +47,7 @@ from hangwatch.remote.tasks import PORTION, Tasks, TaskView
 from hangwatch.remote.threads import Threads, ThreadView
 
 MAX_INTERPRETERS: Final = 64
+ATTEMPTS: Final = 5
 OWNED: Final = frozenset({"lock", "semaphore"})
 """Kinds of await whose object somebody holds."""
 PROOFS: Final = {
@@ -263,7 +264,13 @@ class RemotePython:
             )
         running = [view for view in views if view.end is not None and view.end.kind == "running"]
         if running:
-            self._extend(interpreter, running)
+            try:
+                self._extend(interpreter, running)
+            except ExhaustedError:
+                raise
+            except UnreadableError as error:
+                for view in running:
+                    view.torn = view.torn or str(error)
         for view in views:
             awaits = self._explainer.awaits(view)
             holds = self._explainer.holds(view) if view.state == "pending" else []
@@ -361,22 +368,29 @@ class RemotePython:
         """
         major, minor = self.runtime.version
         claim = f"this Python {major}.{minor} ({self.runtime.path})"
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._prove_once(claim)
+            except UnreadableError as error:
+                # It may be importing at this very moment.
+                reason = str(error)
+                self._memory.forget()
+        raise UnknownLayoutError(f"{claim} has an unknown layout: {reason}")
+
+    def _prove_once(self, claim: str) -> str:
         problems: list[Problem] = []
-        try:
-            parts = list(self._interpreters(problems))
-        except UnreadableError as error:
-            raise UnknownLayoutError(f"{claim}: the runtime is not readable: {error}") from None
+        parts = list(self._interpreters(problems))
+        if problems:
+            raise UnreadableError(problems[0].message)
         modules = parts[0][2] if parts else {}
-        if not modules and not problems:
+        if not modules:
             raise NotPythonError(f"process {self.pid}: its Python has not started, or has ended")
         if not {"sys", "builtins"} <= modules.keys():
             raise UnknownLayoutError(f"{claim} has an unknown layout: its modules are not found")
-        version = ""
-        try:
-            text = self._objects.module_names(modules["sys"]).get("version", 0)
-            version = self._objects.text(text).split()[0].rstrip("+")
-        except (UnreadableError, IndexError):
-            pass
+        text = self._objects.module_names(modules["sys"]).get("version", 0)
+        version = self._objects.text(text).split(" ", 1)[0].rstrip("+")
+        major, minor = self.runtime.version
         if not version.startswith(f"{major}.{minor}."):
             raise UnknownLayoutError(f"{claim} has an unknown layout: sys.version is not found")
         self._check_sizes(modules, claim)

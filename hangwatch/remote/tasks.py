@@ -108,14 +108,15 @@ class Tasks:
         return found, {at: why for at, why in failed.items() if self._is_there(at, look)}
 
     def _is_there(self, address: int, look: Memory) -> bool:
-        """Whether what could not be read as a task is still the same object, and no ended task."""
+        """Whether what could not be read as a task is one of a foreign kind, not one that ended."""
         try:
-            kind = look.type_word(address)
-            return kind == self.memory.type_word(address) and bool(self.objects.type_at(kind))
+            kind = self.objects.type_at(look.type_word(address))
         except ExhaustedError:
             raise
         except UnreadableError:
             return False
+        # Anything else is the next tenant of a task's memory.
+        return any(name.endswith("Task") for name in kind.lineage)
 
     # ------------------------------------------------------------------ the task itself
 
