@@ -125,4 +125,5 @@ def _thread(thread: Thread) -> dict[str, Any]:
         "interpreter": thread.interpreter,
         "loop": thread.loop or None,
         "frames": [_frame(frame) for frame in thread.frames],
+        "torn": thread.torn or None,
     }

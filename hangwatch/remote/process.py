@@ -134,6 +134,7 @@ class RemotePython:
                         interpreter=number,
                         frames=tuple(frame.shown() for frame in view.views),
                         loop=view.loop,
+                        torn=view.torn,
                     )
                     for view in self._threads.read(address, stacks=True)
                 ]
@@ -153,12 +154,13 @@ class RemotePython:
         calls, copied = self._memory.cost.calls, self._memory.cost.bytes
         problems: list[Problem] = []
         parts: list[_Part] = []
+        seen: set[int] = set()
         try:
             for address, number, modules in self._interpreters(problems):
                 part = _Part(id=number, modules=modules)
                 parts.append(part)
                 if "asyncio.tasks" in modules:
-                    self._read_part(address, part)
+                    self._read_part(address, part, seen)
         except ExhaustedError as error:
             problems.append(Problem(kind="truncated", where="process", message=str(error)))
         tasks = [task for part in parts for task in part.tasks]
@@ -201,24 +203,33 @@ class RemotePython:
         """Yield address, number and modules of each interpreter."""
         where = self.runtime.layout.interpreter
         at = self._memory.word(self.runtime.address + self.runtime.layout.runtime.interpreters_head)
-        seen: set[int] = set()
+        seen: list[int] = []
         while at and at not in seen and len(seen) < MAX_INTERPRETERS:
-            seen.add(at)
+            seen.append(at)
+            try:
+                at = self._memory.word(at + where.next)
+            except ExhaustedError:
+                raise
+            except UnreadableError as error:
+                problems.append(
+                    Problem(kind="unreadable", where="the interpreters", message=str(error))
+                )
+                break
+        # New ones are put in front: the main interpreter is the last of the list.
+        for at in reversed(seen):
             number = -1
             try:
                 number = self._memory.word(at + where.id)
                 modules = self._objects.names(self._memory.word(at + where.modules))
-                following = self._memory.word(at + where.next)
             except ExhaustedError:
                 raise
             except UnreadableError as error:
                 name = f"interpreter {number}" if number >= 0 else "an interpreter"
                 problems.append(Problem(kind="unreadable", where=name, message=str(error)))
-                return
+                continue
             yield at, number, modules
-            at = following
 
-    def _read_part(self, interpreter: int, part: _Part) -> None:
+    def _read_part(self, interpreter: int, part: _Part, seen: set[int]) -> None:
         where = f"interpreter {part.id}"
         registries = Registries(self._objects, where, self.limits.tasks)
         python_task = 0
@@ -232,7 +243,9 @@ class RemotePython:
         except UnreadableError as error:
             part.problems.append(Problem(kind="unreadable", where=where, message=str(error)))
         part.problems += registries.problems
-        addresses = registries.found
+        # Up to 3.11 all interpreters share the registries of the C module.
+        addresses = tuple(at for at in registries.found if at not in seen)
+        seen.update(addresses)
         if len(addresses) > self.limits.tasks:
             message = f"{len(addresses)} tasks, of which {self.limits.tasks} were read"
             part.problems.append(Problem(kind="truncated", where=where, message=message))
@@ -326,9 +339,10 @@ class RemotePython:
     def _loops(self, parts: Sequence[_Part]) -> tuple[Loop, ...]:
         outer = procfs.outer_thread_ids(self.pid) if self._live else {}
         found: dict[int, Loop] = {}
+        threads = {thread.loop: thread for part in parts for thread in part.threads if thread.loop}
         for part in parts:
-            threads = {thread.loop: thread for thread in part.threads if thread.loop}
-            for at in (*threads, *(task.loop for task in part.tasks)):
+            here = [thread.loop for thread in part.threads if thread.loop]
+            for at in (*here, *(task.loop for task in part.tasks)):
                 if at and at not in found:
                     found[at] = self._loop(at, part.id, threads.get(at), outer)
         return tuple(found.values())

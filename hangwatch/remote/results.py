@@ -175,6 +175,7 @@ class Thread:
         interpreter: Id of its interpreter.
         frames: Its stack, innermost first. The thread runs: frames may be torn.
         loop: Id of the event loop that runs in it, 0 for none.
+        torn: How the stack broke off; ``""`` if it was read to its end.
     """
 
     thread_id: int
@@ -183,6 +184,7 @@ class Thread:
     interpreter: int
     frames: tuple[Frame, ...]
     loop: int = 0
+    torn: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

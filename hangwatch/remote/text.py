@@ -106,6 +106,8 @@ def stacks(threads: Iterable[Thread]) -> Iterator[str]:
         yield f"thread {thread.thread_id or '?'}{name}{loop}"
         for frame in thread.frames:
             yield f"    {_frame(frame)}"
+        if thread.torn:
+            yield f"    torn: {plain(thread.torn)}"
 
 
 def problems(snapshot: Snapshot) -> Iterator[str]:
@@ -195,7 +197,10 @@ def _group(group: Group, tasks: Mapping[int, Task]) -> Iterator[str]:
     for frame in group.chain:
         yield f"      {_frame(frame)}"
     if first.state == "pending":
-        yield f"      = {_awaits(first, tasks)}"
+        # Members wait for different objects of one kind; one of them is shown.
+        same = len({_awaits(task, tasks) for task in group.tasks[:50]}) == 1
+        of = "" if same else f"  (of {_name(tasks, first.id)})"
+        yield f"      = {_awaits(first, tasks)}{of}"
     held = {f"{hold.type}{'' if hold.certain else ' (perhaps)'}" for hold in first.holds}
     if held:
         yield f"      holds {', '.join(sorted(plain(each) for each in held))}"
