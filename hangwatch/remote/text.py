@@ -53,7 +53,7 @@ def summary(snapshot: Snapshot) -> Iterator[str]:
 def grouped(snapshot: Snapshot, threads: Sequence[Thread] = ()) -> Iterator[str]:
     """Yield the tasks of each loop, equal chains once, odd ones first."""
     tasks = {task.id: task for task in snapshot.tasks}
-    names = {thread.ident: thread.name for thread in threads}
+    names = {thread.ident: thread.name for thread in threads if thread.name}
     for loop in snapshot.loops:
         yield ""
         yield _loop(loop, names)

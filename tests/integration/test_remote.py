@@ -10,9 +10,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from remote_targets import Interpreter, interpreters, running
 
@@ -392,6 +394,8 @@ def test_the_verb_prints_the_contract(stuck: int):
     assert {"function", "file", "line"} <= culprit["chain"][0].keys()
     assert {"kind", "detail", "task"} <= culprit["awaits"].keys()
     assert "MainThread" in {thread["name"] for thread in found["threads"]}
+    schema = json.loads((resources.files("hangwatch") / "schemas/tasks-1.json").read_text())
+    jsonschema.validate(found, schema)
 
 
 @pytest.mark.parametrize("form", ["--tree", "--graph"])
