@@ -25,7 +25,7 @@ from hangwatch.remote.errors import (
     UnknownLayoutError,
     UnreadableError,
 )
-from hangwatch.remote.frames import Frames
+from hangwatch.remote.frames import Frames, FrameView
 from hangwatch.remote.memory import Limits, Memory, ProcessSource, Source
 from hangwatch.remote.objects import Objects
 from hangwatch.remote.registries import Registries
@@ -306,16 +306,12 @@ class RemotePython:
         threads = self._threads.read(interpreter, stacks=True)
         for task in running:
             outer = task.views[-1] if task.views else None
-            if outer is None:
-                continue
             for thread in threads:
-                places = [view.address for view in thread.views]
-                if outer.address not in places:
-                    continue
-                inner = thread.views[: places.index(outer.address)]
-                task.chain += [view.shown() for view in reversed(inner)]
-                task.views += list(reversed(inner))
-                task.torn = task.torn or thread.torn
+                inner = _inside(thread, task.loop, outer)
+                task.chain += [view.shown() for view in inner]
+                task.views += inner
+                if inner:
+                    task.torn = task.torn or thread.torn
 
     def _task(
         self, view: TaskView, awaits: Awaits, holds: Sequence[Held], interpreter: int
@@ -426,6 +422,20 @@ class RemotePython:
                         f"{claim} has an unknown layout: a {kind.name} is of {kind.basic_size} "
                         f"bytes, not {expected}"
                     )
+
+
+def _inside(thread: ThreadView, loop: int, outer: FrameView | None) -> list[FrameView]:
+    """Return the frames of a thread that a running task's innermost known frame has called."""
+    if outer is not None:
+        places = [view.address for view in thread.views]
+        end = places.index(outer.address) if outer.address in places else 0
+    elif thread.loop == loop:
+        # The chain ends in a coroutine of Cython, which has no frame: all coroutines are its own.
+        kinds = [view.code.kind for view in thread.views]
+        end = max((i + 1 for i, kind in enumerate(kinds) if kind != "function"), default=0)
+    else:
+        end = 0
+    return thread.views[:end][::-1]
 
 
 def attach(pid: int, *, limits: Limits | None = None) -> RemotePython:

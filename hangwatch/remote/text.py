@@ -13,6 +13,8 @@ from hangwatch.remote.grouping import Group, Motion, groups
 from hangwatch.remote.results import Frame, Loop, Snapshot, Task, Thread
 
 NAMES_SHOWN: Final = 3
+PLUMBING: Final = frozenset({"ray/util/tracing/tracing_helper.py"})
+"""Files whose frames stand between any two of the program's own and say nothing."""
 TREE_DEPTH: Final = 64
 
 
@@ -195,7 +197,8 @@ def _group(group: Group, tasks: Mapping[int, Task]) -> Iterator[str]:
     state = "" if first.state == "pending" else f" {first.state}"
     yield f"  {count}{names}{state}{marks}"
     for frame in group.chain:
-        yield f"      {_frame(frame)}"
+        if frame.short_file not in PLUMBING:
+            yield f"      {_frame(frame)}"
     if first.state == "pending":
         # Members wait for different objects of one kind; one of them is shown.
         same = len({_awaits(task, tasks) for task in group.tasks[:50]}) == 1
