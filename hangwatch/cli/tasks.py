@@ -72,7 +72,7 @@ def command(  # noqa: PLR0917  # one parameter an option
 
 def _threads(process: RemotePython, form: str | None, wanted: bool) -> tuple[Thread, ...]:
     """Read the threads where they are shown, or where their names are."""
-    return process.threads() if wanted or form is None else ()
+    return process.threads(locks=wanted) if wanted or form is None else ()
 
 
 def _print(

@@ -17,8 +17,9 @@ From the ground up: ``memory`` (pages, bounds), ``procfs``, ``elf`` (symbols fro
 ``layouts`` (data, one file per version), ``runtime`` (which layout is believed, and why),
 ``objects``, ``linetable``, ``frames``, ``coroutines`` (one link of a chain), ``registries`` (where
 tasks are listed), ``tasks`` (whole chains, and whether they held still), ``awaits`` (what they
-wait for), ``graph`` (who waits for whom), ``threads``, and on top ``process``. ``results`` holds
-what comes out. Standard library only, and nothing of the rest of hangwatch.
+wait for), ``graph`` (who waits for whom), ``threads``, ``thread_locks``, and on top ``process``.
+``results`` holds what comes out; ``document``, ``grouping`` and ``text`` show it. Standard library
+only, and nothing of the rest of hangwatch.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from hangwatch.remote.results import (
     Snapshot,
     Task,
     Thread,
+    ThreadWait,
     Waits,
 )
 
@@ -63,6 +65,7 @@ __all__ = [
     "Snapshot",
     "Task",
     "Thread",
+    "ThreadWait",
     "UnknownLayoutError",
     "Waits",
     "attach",

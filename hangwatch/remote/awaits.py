@@ -357,14 +357,15 @@ class Explainer:
                 # Only the awaited object lies there.
                 continue
             try:
-                found += self._of_frame(view, task.views[i + 1 :])
+                found += self.of_frame(view, task.views[i + 1 :])
             except ExhaustedError:
                 raise
             except (UnreadableError, struct.error):
                 continue
         return found
 
-    def _of_frame(self, view: FrameView, inner: Sequence[FrameView | None]) -> list[Held]:
+    def of_frame(self, view: FrameView, inner: Sequence[FrameView | None]) -> list[Held]:
+        """Return the context managers that one frame is inside of; *inner* are those it called."""
         values, certain = self.frames.values(view)
         found: list[Held] = []
         for i, value in enumerate(values):

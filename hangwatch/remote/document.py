@@ -126,4 +126,12 @@ def _thread(thread: Thread) -> dict[str, Any]:
         "loop": thread.loop or None,
         "frames": [_frame(frame) for frame in thread.frames],
         "torn": thread.torn or None,
+        "holds_gil": thread.holds_gil,
+        "waits": {
+            "type": thread.waits.type,
+            "object": thread.waits.object,
+            "owner_ident": thread.waits.owner or None,
+        }
+        if thread.waits
+        else None,
     }

@@ -323,14 +323,17 @@ class Frames:
 
     # ------------------------------------------------------------------ locals and values
 
-    def locals(self, view: FrameView, wanted: Collection[str]) -> dict[str, int]:
-        """Return those of the *wanted* locals that are set, the contents of cells among them."""
+    def locals(self, view: FrameView, wanted: Collection[str] | None) -> dict[str, int]:
+        """Return those of the *wanted* locals that are set, the contents of cells among them.
+
+        ``None`` wants all.
+        """
         names = self._name_locals(view.code)
         found: dict[str, int] = {}
         if len(names) > MAX_LOCALS:
             raise UnreadableError("absurd number of locals")
         for i, name in enumerate(names):
-            if name not in wanted:
+            if wanted is not None and name not in wanted:
                 continue
             value = self.untag(self.objects.memory.word(view.locals + 8 * i))
             kind = view.code.kinds[i] if i < len(view.code.kinds) else PLAIN

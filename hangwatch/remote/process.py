@@ -40,10 +40,12 @@ from hangwatch.remote.results import (
     Snapshot,
     Task,
     Thread,
+    ThreadWait,
     Waits,
 )
 from hangwatch.remote.runtime import Runtime
 from hangwatch.remote.tasks import PORTION, Tasks, TaskView
+from hangwatch.remote.thread_locks import Gil, ThreadLocks
 from hangwatch.remote.threads import Threads, ThreadView
 
 MAX_INTERPRETERS: Final = 64
@@ -99,6 +101,7 @@ class RemotePython:
         self._steps = Steps(self._frames)
         self._explainer = Explainer(self._frames)
         self._threads = Threads(self._frames, limits.depth)
+        self._locks = ThreadLocks(self._explainer, found.address)
         self._chains: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
         self._live = isinstance(source, ProcessSource)
         self.python = self._prove()
@@ -114,8 +117,11 @@ class RemotePython:
             for _, number, modules in self._interpreters([])
         )
 
-    def threads(self) -> tuple[Thread, ...]:
+    def threads(self, *, locks: bool = True) -> tuple[Thread, ...]:
         """Return every thread that Python knows, with its stack.
+
+        Args:
+            locks: Find out which locks blocked threads wait for, and who holds them.
 
         Raises:
             ProcessGoneError: The process has ended.
@@ -126,6 +132,9 @@ class RemotePython:
         try:
             for address, number, modules in self._interpreters([]):
                 names = self._threads.names(modules)
+                views = self._threads.read(address, stacks=True)
+                gil = self._locks.gil(address) if locks else None
+                waits = self._thread_waits(views, outer, gil) if locks else {}
                 found += [
                     Thread(
                         thread_id=outer.get(view.native_id, view.native_id),
@@ -135,12 +144,28 @@ class RemotePython:
                         frames=tuple(frame.shown() for frame in view.views),
                         loop=view.loop,
                         torn=view.torn,
+                        waits=waits.get(view.address),
+                        holds_gil=gil is not None and gil.locked and gil.holder == view.address,
                     )
-                    for view in self._threads.read(address, stacks=True)
+                    for view in views
                 ]
         except ExhaustedError:
             pass
         return tuple(found)
+
+    def _thread_waits(
+        self, views: Sequence[ThreadView], outer: Mapping[int, int], gil: Gil | None
+    ) -> dict[int, ThreadWait]:
+        futexes = {
+            view.address: procfs.futex(self.pid, outer.get(view.native_id, view.native_id))
+            for view in views
+            if self._live
+        }
+        idents = {view.address: view.ident for view in views}
+        return {
+            at: dataclasses.replace(wait, owner=idents.get(wait.owner, 0))
+            for at, wait in self._locks.waits(views, futexes, gil).items()
+        }
 
     def tasks(self) -> Snapshot:
         """Return every asyncio task with its await chain, and who waits for whom.

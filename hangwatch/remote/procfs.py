@@ -16,6 +16,8 @@ from hangwatch.remote.errors import NotPermittedError, ProcessGoneError
 
 MAX_MAPS: Final = 16 << 20
 CAP_SYS_PTRACE: Final = 19
+FUTEX: Final = "202"
+"""Number of the system call on x86-64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,15 @@ def outer_thread_ids(pid: int) -> dict[int, int]:
             return {}
         found[int(inner[-1])] = tid
     return found
+
+
+def futex(pid: int, tid: int) -> int:
+    """Return the address that a thread sleeps on in the ``futex`` system call, 0 if it does not."""
+    try:
+        text = Path(f"/proc/{pid}/task/{tid}/syscall").read_text(encoding="ascii").split()
+    except OSError:
+        return 0
+    return int(text[1], 16) if len(text) > 1 and text[0] == FUTEX else 0
 
 
 def switches(pid: int) -> dict[int, int]:

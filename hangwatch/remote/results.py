@@ -165,6 +165,22 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadWait:
+    """What a blocked thread waits for.
+
+    Attributes:
+        type: ``Lock``, ``RLock`` or ``GIL``. Conditions, events, queues and futures of
+            ``threading`` wait for a ``Lock`` of their own, which nobody holds.
+        object: Address of the lock.
+        owner: ``ident`` of the thread that holds it, 0 if unknown or nobody.
+    """
+
+    type: str
+    object: int
+    owner: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
     """One thread that Python knows.
 
@@ -176,6 +192,9 @@ class Thread:
         frames: Its stack, innermost first. The thread runs: frames may be torn.
         loop: Id of the event loop that runs in it, 0 for none.
         torn: How the stack broke off; ``""`` if it was read to its end.
+        waits: The lock that it waits for, ``None`` if it waits for none, or for one that could
+            not be found.
+        holds_gil: Whether it had the GIL.
     """
 
     thread_id: int
@@ -185,6 +204,8 @@ class Thread:
     frames: tuple[Frame, ...]
     loop: int = 0
     torn: str = ""
+    waits: ThreadWait | None = None
+    holds_gil: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

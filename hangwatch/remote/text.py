@@ -6,7 +6,7 @@ command is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from hangwatch.remote.grouping import Group, Motion, groups
@@ -99,17 +99,27 @@ def graph(snapshot: Snapshot) -> Iterator[str]:
         yield "no task waits for another one"
 
 
-def stacks(threads: Iterable[Thread]) -> Iterator[str]:
-    """Yield the stack of every thread, innermost frame first."""
+def stacks(threads: Sequence[Thread]) -> Iterator[str]:
+    """Yield the stack of every thread, innermost frame first, and the lock that it waits for."""
+    by_ident = {thread.ident: thread for thread in threads}
     for thread in threads:
         yield ""
-        name = f" {plain(thread.name)!r}" if thread.name else ""
         loop = ", runs an event loop" if thread.loop else ""
-        yield f"thread {thread.thread_id or '?'}{name}{loop}"
+        gil = ", holds the GIL" if thread.holds_gil else ""
+        yield f"{_thread(thread)}{loop}{gil}"
+        if thread.waits:
+            owner = by_ident.get(thread.waits.owner)
+            held = f", held by {_thread(owner)}" if owner else ""
+            yield f"    waits for {plain(thread.waits.type)} {thread.waits.object:#x}{held}"
         for frame in thread.frames:
             yield f"    {_frame(frame)}"
         if thread.torn:
             yield f"    torn: {plain(thread.torn)}"
+
+
+def _thread(thread: Thread) -> str:
+    name = f" {plain(thread.name)!r}" if thread.name else ""
+    return f"thread {thread.thread_id or '?'}{name}"
 
 
 def problems(snapshot: Snapshot) -> Iterator[str]:

@@ -237,6 +237,26 @@ def test_a_blocked_loop_shows_the_call_that_blocks_it(interpreter: Interpreter, 
     assert () == tuple(problem for problem in snapshot.problems if problem.kind != "torn")
 
 
+@EVERY
+def test_blocked_threads_name_their_lock_and_its_owner(interpreter: Interpreter, tmp_path: Path):
+    with running(interpreter, "locked", folder=tmp_path) as (process, truth):
+        threads = {each.name: each for each in remote.attach(process.pid).threads()}
+
+    def wait(name: str) -> tuple[str, int, str]:
+        found = threads[name].waits
+        assert found is not None
+        owner = next((each.name for each in threads.values() if each.ident == found.owner), "")
+        return found.type, found.object, owner
+
+    assert ("Lock", truth["second"], "second") == wait("first")
+    assert ("Lock", truth["first"], "first") == wait("second")
+    assert ("RLock", truth["again"], "holder") == wait("wants")
+    for name in ("queue", "event", "condition", "semaphore", "future"):
+        assert ("Lock", "") == wait(name)[::2]
+    assert threads["holder"].waits is None
+    assert threads["free"].waits is None
+
+
 def test_uvloop_is_read_like_any_other_loop(tmp_path: Path):
     pytest.importorskip("uvloop")
 
