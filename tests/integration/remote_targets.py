@@ -34,6 +34,11 @@ class Interpreter:
     def minor(self) -> int:
         return int(self.version.split(".")[1])
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the one that runs the tests."""
+        return self.command[0] == sys.executable
+
     def __str__(self) -> str:
         return self.version
 

@@ -14,7 +14,7 @@ import sys
 import truth
 
 RESTING, OUTPUT = int(sys.argv[1]), sys.argv[2]
-SAMPLES = 4000
+SAMPLES = 2000
 legal = {}
 
 
