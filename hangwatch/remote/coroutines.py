@@ -106,6 +106,10 @@ class Steps:
         self.layout = frames.layout
         self._takers: dict[int, Callable[[int], Step]] = {}
 
+    def forget(self) -> None:
+        """Find out anew how to read each type: an address may have a new tenant."""
+        self._takers.clear()
+
     def take(self, address: int) -> Step:
         """Read the link at *address*.
 

@@ -23,6 +23,8 @@ from hangwatch.remote.objects import BYTES, Objects
 from hangwatch.remote.results import Frame, FrameKind
 
 MAX_TABLE: Final = 1 << 22
+MAX_CODES: Final = 20_000
+"""Code objects kept between readings; beyond it, all are decoded anew."""
 MAX_LOCALS: Final = 4096
 MAX_STACK: Final = 1024
 
@@ -141,6 +143,8 @@ class Frames:
     def forget(self) -> None:
         """Check every code object again before it is used: its address may have a new tenant."""
         self._trusted.clear()
+        if len(self._codes) > MAX_CODES:
+            self._codes.clear()
 
     def untag(self, reference: int) -> int:
         """Return the object of a stack reference; 0 for none, or for a tagged integer."""

@@ -82,8 +82,10 @@ class Objects:
         self._texts: dict[int, str] = {}
 
     def forget(self) -> None:
-        """Drop what may have changed; keep types, which live as long as their instances."""
+        """Drop what may have changed; keep the types that are part of the interpreter."""
         self._texts.clear()
+        self._shared_names.clear()
+        self._types = {at: kind for at, kind in self._types.items() if not kind.flags & HEAP_TYPE}
 
     # ------------------------------------------------------------------ types
 

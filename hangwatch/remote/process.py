@@ -223,23 +223,26 @@ class RemotePython:
         self._memory.restart()
         self._objects.forget()
         self._frames.forget()
+        self._steps.forget()
+        self._chains.clear()
 
     def _interpreters(self, problems: list[Problem]) -> Iterator[tuple[int, int, dict[str, int]]]:
         """Yield address, number and modules of each interpreter."""
         where = self.runtime.layout.interpreter
-        at = self._memory.word(self.runtime.address + self.runtime.layout.runtime.interpreters_head)
         seen: list[int] = []
-        while at and at not in seen and len(seen) < MAX_INTERPRETERS:
-            seen.append(at)
-            try:
+        try:
+            at = self._memory.word(
+                self.runtime.address + self.runtime.layout.runtime.interpreters_head
+            )
+            while at and at not in seen and len(seen) < MAX_INTERPRETERS:
+                seen.append(at)
                 at = self._memory.word(at + where.next)
-            except ExhaustedError:
-                raise
-            except UnreadableError as error:
-                problems.append(
-                    Problem(kind="unreadable", where="the interpreters", message=str(error))
-                )
-                break
+        except ExhaustedError:
+            raise
+        except UnreadableError as error:
+            problems.append(
+                Problem(kind="unreadable", where="the interpreters", message=str(error))
+            )
         # New ones are put in front: the main interpreter is the last of the list.
         for at in reversed(seen):
             number = -1

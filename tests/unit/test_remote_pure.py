@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import json
+import os
 import struct
 import sys
 import types
@@ -26,12 +27,13 @@ from hangwatch.remote import (
     graph,
     grouping,
     linetable,
+    procfs,
     text,
 )
-from hangwatch.remote.elf import gnu_hash
+from hangwatch.remote.elf import Image, file_section, file_symbol, gnu_hash
 from hangwatch.remote.errors import ExhaustedError, UnreadableError
 from hangwatch.remote.layouts import LAYOUTS
-from hangwatch.remote.memory import PAGE, ImageSource, Limits, Memory
+from hangwatch.remote.memory import PAGE, ImageSource, Limits, Memory, ProcessSource
 from hangwatch.remote.objects import Objects
 from hangwatch.remote.runtime import _bind_debug_offsets
 
@@ -292,3 +294,47 @@ def test_every_layout_names_the_sizes_that_prove_it():
         assert {"coroutine", "dict", "set", "str", "_asyncio.Task"} <= layout.sizes.keys()
         assert layout.sizes["_asyncio.Task"] == layout.task.size
         assert (layout.frame is None) != (layout.frame_object is None)
+
+
+REFUSALS = {
+    "belongs to another user; add SYS_PTRACE": ({"Uid": "1000"}, {"Uid": "0"}, "1", "1", "0"),
+    "Yama module": ({"Uid": "1000"}, {"Uid": "1000"}, "1", "1", "1"),
+    "undumpable": ({"Uid": "1000"}, {"Uid": "1000"}, "1", "1", "0"),
+    "another user namespace": ({"CapEff": "80000"}, {"Uid": "0"}, "1", "2", "0"),
+    "seccomp": ({"CapEff": "1ffffffffff"}, {"Uid": "0"}, "1", "1", "0"),
+    "not permitted; add SYS_PTRACE": ({"Uid": "1000"}, {}, "1", "1", "0"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_a_refusal_names_its_reason_and_its_cure(words: str, monkeypatch: pytest.MonkeyPatch):
+    ours, theirs, our_space, their_space, scope = REFUSALS[words]
+    statuses = {"self": ours, 42: theirs}
+    spaces = {"self": our_space, 42: their_space}
+    monkeypatch.setattr(procfs, "_status", lambda pid: dict(statuses[pid]))
+    monkeypatch.setattr(procfs, "_namespace", lambda pid: spaces[pid])
+    monkeypatch.setattr(procfs, "_first_line", lambda _: scope)
+
+    assert words in procfs.explain_refusal(42)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads its own memory")
+def test_symbols_in_memory_are_those_of_the_file():
+    pid = os.getpid()
+    memory = Memory(ProcessSource(pid))
+    found = 0
+    for mapping in procfs.mappings(pid):
+        name = mapping.path.rsplit("/", 1)[-1]
+        if mapping.offset or not name.startswith(("libpython", "python")):
+            continue
+        mapped = Image(memory, mapping.start)
+        inside, outside = mapped.symbol("_PyRuntime"), file_symbol(Path(mapping.path), "_PyRuntime")
+        assert (inside is None) == (outside is None)
+        if inside and outside:
+            found += 1
+            assert inside.address == outside.address + mapped.bias
+            assert inside.size == outside.size
+            assert mapped.symbol("_PyRuntimeX") is None
+            assert file_section(Path(mapping.path), ".dynsym") is not None
+
+    assert found
