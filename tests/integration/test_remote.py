@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -283,6 +284,24 @@ def test_uvloop_is_read_like_any_other_loop(tmp_path: Path):
     pytest.importorskip("uvloop")
 
     assert check_graph(ONE, 1, tmp_path, "uvloop") > TASKS / 2
+
+
+@pytest.mark.slow
+@EVERY
+def test_layouts_agree_with_debug_information(interpreter: Interpreter):
+    if shutil.which("gdb") is None or len(interpreter.command) > 1:
+        pytest.skip("needs gdb, and an interpreter outside a chroot")
+    tool = Path(__file__).parents[2] / "tools" / "remote_layout.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), interpreter.command[0], "--check"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if "no debug information" in done.stderr:
+        pytest.skip("it has no debug information")
+
+    assert "0 differ" in done.stdout, done.stdout + done.stderr
 
 
 # ---------------------------------------------------------------------- states of the target
