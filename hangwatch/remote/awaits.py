@@ -296,6 +296,22 @@ class Explainer:
         detail = f"a {state} {name} of an executor or another thread"
         return Awaits(kind="executor", detail=detail, object=source)
 
+    def resolves(self, task: int) -> int:
+        """Return the future of ``concurrent.futures`` that the end of a task resolves, or 0.
+
+        ``run_coroutine_threadsafe`` leaves it in a cell of a callback of the task.
+        """
+        try:
+            for callback in self._callbacks(task):
+                name, cells = self._closure(callback)
+                if name.endswith("._call_set_state") and "destination" in cells:
+                    return cells["destination"]
+        except ExhaustedError:
+            raise
+        except UnreadableError:
+            pass
+        return 0
+
     def _callbacks(self, future: int) -> Iterable[int]:
         """Return what will be called when a future is done."""
         kind = self.objects.type_of(future)

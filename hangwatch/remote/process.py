@@ -188,7 +188,7 @@ class RemotePython:
                     self._read_part(address, part, seen)
         except ExhaustedError as error:
             problems.append(Problem(kind="truncated", where="process", message=str(error)))
-        tasks = [task for part in parts for task in part.tasks]
+        tasks = self._across_loops([task for part in parts for task in part.tasks])
         held = {at: holds for part in parts for at, holds in part.held.items()}
         tasks, edges = _join(tasks, held)
         return Snapshot(
@@ -359,6 +359,30 @@ class RemotePython:
             must_cancel=view.must_cancel,
             torn=view.torn,
         )
+
+    def _across_loops(self, tasks: list[Task]) -> list[Task]:
+        """Name the tasks of other loops that resolve what tasks wait for."""
+        wanted = {task.awaits.object for task in tasks if task.awaits.kind == "executor"}
+        if not wanted:
+            return tasks
+        self._memory.forget()
+        resolvers: dict[int, int] = {}
+        try:
+            for task in tasks:
+                resolved = self._explainer.resolves(task.id) if task.state != "done" else 0
+                if resolved in wanted:
+                    resolvers[resolved] = task.id
+        except ExhaustedError:
+            pass
+        return [
+            dataclasses.replace(
+                task,
+                awaits=dataclasses.replace(task.awaits, tasks=(resolvers[task.awaits.object],)),
+            )
+            if task.awaits.kind == "executor" and task.awaits.object in resolvers
+            else task
+            for task in tasks
+        ]
 
     def _loops(self, parts: Sequence[_Part]) -> tuple[Loop, ...]:
         outer = procfs.outer_thread_ids(self.pid) if self._live else {}

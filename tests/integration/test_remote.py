@@ -262,6 +262,17 @@ def test_blocked_threads_name_their_lock_and_its_owner(interpreter: Interpreter,
 
 
 @EVERY
+def test_a_deadlock_across_two_loops_is_found(interpreter: Interpreter, tmp_path: Path):
+    with running(interpreter, "crossing", folder=tmp_path) as (process, _):
+        snapshot = remote.attach(process.pid).tasks()
+
+    tasks = {task.id: task for task in snapshot.tasks}
+    (cycle,) = snapshot.waits.cycles
+    assert {"here", "there", "messenger"} == {tasks[id_].name for id_ in cycle}
+    assert 2 == len({tasks[id_].loop for id_ in cycle})
+
+
+@EVERY
 def test_the_holder_of_the_gil_is_named(interpreter: Interpreter, tmp_path: Path):
     with running(interpreter, "hogged", folder=tmp_path) as (process, _):
         time.sleep(0.2)
