@@ -13,6 +13,7 @@ from hangwatch.errors import HangwatchError
 VERBS = {
     "watch": "hangwatch.cli.watch",
     "attach": "hangwatch.cli.attach",
+    "tasks": "hangwatch.cli.tasks",
     "replay": "hangwatch.cli.replay",
     "diagnose": "hangwatch.cli.diagnose",
     "report": "hangwatch.cli.report",

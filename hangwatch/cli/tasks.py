@@ -1,0 +1,124 @@
+"""``hangwatch tasks``: the suspended asyncio tasks of any Python process."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from hangwatch.errors import HangwatchError, TargetNotFoundError
+from hangwatch.remote import (
+    ProcessGoneError,
+    RemoteError,
+    RemotePython,
+    Snapshot,
+    Thread,
+    attach,
+    document,
+    grouping,
+    procfs,
+    text,
+)
+
+
+@click.command(name="tasks")
+@click.option("--pid", type=click.IntRange(min=1), required=True, help="The process to read.")
+@click.option("--tree", "form", flag_value="tree", help="Show each task below those that await it.")
+@click.option("--graph", "form", flag_value="graph", help="Show only who waits for whom.")
+@click.option("--json", "form", flag_value="json", help="Print JSON (hangwatch.tasks/1).")
+@click.option("--all-threads", is_flag=True, help="Show the stacks of all threads, too.")
+@click.option("--watch", is_flag=True, help="Read again and again, and show what moves.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.05),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two readings of --watch.",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Readings of --watch  [default: until Ctrl-C]",
+)
+def command(  # noqa: PLR0917  # one parameter an option
+    pid: int,
+    form: str | None,
+    all_threads: bool,
+    watch: bool,
+    interval: float,
+    count: int | None,
+) -> None:
+    """Show the asyncio tasks of a running Python process, and what they wait for.
+
+    Reads the memory of process PID from outside; the process is not stopped and need not be
+    prepared. CPython 3.10 to 3.15, with the GIL.
+    """
+    try:
+        process = attach(pid)
+        if watch:
+            _watch(process, form, all_threads, interval, count)
+        else:
+            snapshot = process.tasks()
+            threads = _threads(process, form, all_threads)
+            _print(snapshot, threads, form, all_threads)
+    except ProcessGoneError as error:
+        raise TargetNotFoundError(str(error)) from None
+    except RemoteError as error:
+        raise HangwatchError(str(error)) from None
+
+
+def _threads(process: RemotePython, form: str | None, wanted: bool) -> tuple[Thread, ...]:
+    """Read the threads where they are shown, or where their names are."""
+    return process.threads(locks=wanted) if wanted or form is None else ()
+
+
+def _print(
+    snapshot: Snapshot, threads: tuple[Thread, ...], form: str | None, all_threads: bool
+) -> None:
+    if form == "json":
+        shown = threads if all_threads else None
+        click.echo(json.dumps(document.document(snapshot, shown), indent=2))
+        return
+    lines = [*text.summary(snapshot)]
+    if form == "tree":
+        lines += text.tree(snapshot)
+    elif form == "graph":
+        lines += text.graph(snapshot)
+    else:
+        lines += text.grouped(snapshot, threads)
+    if all_threads:
+        lines += text.stacks(threads)
+    click.echo("\n".join(lines))
+    for line in (*text.problems(snapshot), *(f"note: {note}" for note in snapshot.notes)):
+        click.echo(f"hangwatch: {line}", err=True)
+
+
+def _watch(
+    process: RemotePython, form: str | None, all_threads: bool, interval: float, count: int | None
+) -> None:
+    """Read every *interval* seconds; the first reading in full, then the differences."""
+    before: Snapshot | None = None
+    ticks: dict[int, int] = {}
+    done = 0
+    try:
+        while count is None or done < count:
+            if before is not None:
+                time.sleep(interval)
+            now = procfs.switches(process.pid)
+            snapshot = process.tasks()
+            moved = grouping.motion(before, snapshot, ticks, now) if before else None
+            if form == "json":
+                shown = _threads(process, form, all_threads) if all_threads else None
+                click.echo(json.dumps(document.document(snapshot, shown, moved)))
+            elif moved is None:
+                _print(snapshot, _threads(process, form, all_threads), form, all_threads)
+                click.echo("")
+            else:
+                click.echo("\n".join(text.difference(snapshot, moved)))
+            before, ticks = snapshot, now
+            done += 1
+    except KeyboardInterrupt:
+        click.echo("", err=True)

@@ -1,0 +1,87 @@
+"""CPython 3.10. Read from the DWARF of 3.10.13."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hangwatch.remote.layouts.schema import (
+    CodeLayout,
+    DictLayout,
+    FrameObjectLayout,
+    FutureLayout,
+    GeneratorLayout,
+    InterpreterLayout,
+    Layout,
+    RuntimeLayout,
+    TaskLayout,
+    TextLayout,
+    ThreadLayout,
+    TypeLayout,
+)
+
+LAYOUT: Final = Layout(
+    version=(3, 10),
+    runtime=RuntimeLayout(size=672, interpreters_head=32),
+    interpreter=InterpreterLayout(next=0, id=24, threads=8, modules=856),
+    thread=ThreadLayout(size=280, next=8, ident=176, native_id=None, dict=152, frame=24),
+    code=CodeLayout(
+        size=176,
+        flags=36,
+        first_line=40,
+        stack_size=32,
+        file=104,
+        name=112,
+        line_table=120,
+        bytecode=48,
+        variables=72,
+        cells=88,
+        free=80,
+    ),
+    frame_object=FrameObjectLayout(
+        size=352,
+        back=24,
+        code=32,
+        value_stack=64,
+        depth=80,
+        generator=88,
+        last=96,
+        state=108,
+        locals=352,
+    ),
+    generator=GeneratorLayout(
+        qualified_name=48,
+        frame_object=16,
+        created=-2,
+        suspended=frozenset({-1}),
+        executing=0,
+        cleared=None,
+        yield_from=72,
+    ),
+    future=FutureLayout(size=152, state=88),
+    task=TaskLayout(
+        size=192,
+        waiter=152,
+        coroutine=160,
+        name=168,
+        must_cancel=184,
+        must_cancel_mask=0xFFFFFFFF,
+    ),
+    mapping=DictLayout(attributes="offset", log2=False, entries_count=32, indices=40),
+    type=TypeLayout(size=408, cached_keys=872),
+    text=TextLayout(ascii_size=48, compact_size=72),
+    tagged_integers=False,
+    sizes={
+        "coroutine": 96,
+        "generator": 88,
+        "async_generator": 112,
+        "code": 176,
+        "dict": 48,
+        "set": 200,
+        "frame": 360,
+        "str": 80,
+        "tuple": 24,
+        "_asyncio.Task": 192,
+        "_asyncio.Future": 152,
+    },
+    gil=352,
+)

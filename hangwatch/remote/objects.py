@@ -1,0 +1,382 @@
+"""Plain Python objects in another process: types, strings, numbers, containers, attributes.
+
+Every function takes addresses and returns addresses or Python values. Each checks what it reads:
+a type's name must be printable, a length within bounds, a hash table a power of two. What fails
+is an ``UnreadableError``, and the caller's object is spoiled, nothing more. No function calls
+itself on what it reads, so garbage cannot make it run away.
+
+No string is read unless a caller asks for that very string: names of types, attributes, code and
+tasks are identifiers of the program; the *values* of strings may be a user's data.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from hangwatch.remote.errors import UnreadableError
+from hangwatch.remote.layouts import schema
+from hangwatch.remote.layouts.schema import Layout
+from hangwatch.remote.memory import Memory
+
+MAX_ITEMS: Final = 200_000
+MAX_SET_SLOTS: Final = 1 << 22
+MAX_DICT_LOG2: Final = 22
+MAX_TEXT: Final = 4096
+MAX_BASES: Final = 32
+MAX_DIGITS: Final = 8
+MAX_MEMBERS: Final = 32
+
+# Bits of ``tp_flags``.
+INLINE_VALUES: Final = 1 << 2
+MANAGED_DICT: Final = 1 << 4
+HEAP_TYPE: Final = 1 << 9
+INTEGER: Final = 1 << 24
+LIST: Final = 1 << 25
+TUPLE: Final = 1 << 26
+BYTES: Final = 1 << 27
+TEXT: Final = 1 << 28
+DICT: Final = 1 << 29
+
+_WORD: Final = struct.Struct("<Q")
+_SIGNED: Final = struct.Struct("<q")
+_PAIR: Final = struct.Struct("<QQ")
+_MEMBER: Final = struct.Struct("<QiiQ")
+_ENTRY: Final = struct.Struct("<8xQQ")
+
+ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeInfo:
+    """A type of the target.
+
+    Attributes:
+        name: ``tp_name``: dotted for types written in C, plain for classes.
+        lineage: Its name and those of its first bases, nearest first.
+        addresses: The same as addresses.
+        keys: Shared attribute names of its instances, or 0.
+        members: ``tp_members``, or 0.
+    """
+
+    address: int
+    name: str
+    flags: int
+    basic_size: int
+    dict_offset: int
+    keys: int
+    members: int
+    lineage: tuple[str, ...]
+    addresses: tuple[int, ...]
+
+
+class Objects:
+    """Reads objects through one memory, with one layout."""
+
+    def __init__(self, memory: Memory, layout: Layout) -> None:
+        self.memory = memory
+        self.layout = layout
+        self._types: dict[int, TypeInfo] = {}
+        self._shared_names: dict[tuple[int, bytes], tuple[str, ...]] = {}
+        self._texts: dict[int, str] = {}
+
+    def forget(self) -> None:
+        """Drop what may have changed; keep the types that are part of the interpreter."""
+        self._texts.clear()
+        self._shared_names.clear()
+        self._types = {at: kind for at, kind in self._types.items() if not kind.flags & HEAP_TYPE}
+
+    # ------------------------------------------------------------------ types
+
+    def type_of(self, address: int) -> TypeInfo:
+        """Return the type of the object at *address*."""
+        at = self.memory.word(address + 8)
+        return self._types.get(at) or self.type_at(at)
+
+    def type_at(self, address: int) -> TypeInfo:
+        """Return the type object at *address*."""
+        known = self._types.get(address)
+        if known is not None:
+            return known
+        chain: list[tuple[int, bytes]] = []
+        at = address
+        base: TypeInfo | None = None
+        while at and len(chain) < MAX_BASES:
+            base = self._types.get(at)
+            if base is not None:
+                break
+            if at & 7:
+                raise UnreadableError(f"{at:#x} is no type")
+            data = self.memory.read(at, self.layout.type.size)
+            chain.append((at, data))
+            at = _WORD.unpack_from(data, self.layout.type.base)[0]
+        for at, data in reversed(chain):
+            base = self._decode_type(at, data, base)
+            self._types[at] = base
+        if base is None:
+            raise UnreadableError(f"{address:#x} is no type")
+        return base
+
+    def _decode_type(self, address: int, data: bytes, base: TypeInfo | None) -> TypeInfo:
+        where = self.layout.type
+        basic_size = _SIGNED.unpack_from(data, where.basic_size)[0]
+        if not 0 < basic_size < 1 << 20:
+            raise UnreadableError(f"{address:#x} is no type: instances of {basic_size} bytes")
+        name = self.memory.text(_WORD.unpack_from(data, where.name)[0])
+        if not name or not name.isprintable():
+            raise UnreadableError(f"{address:#x} is no type: its name is not printable")
+        flags = _WORD.unpack_from(data, where.flags)[0]
+        keys = 0
+        if flags & HEAP_TYPE:
+            keys = self.memory.word(address + where.cached_keys)
+        return TypeInfo(
+            address=address,
+            name=name,
+            flags=flags,
+            basic_size=basic_size,
+            dict_offset=_SIGNED.unpack_from(data, where.dict_offset)[0],
+            keys=keys,
+            members=_WORD.unpack_from(data, where.members)[0],
+            lineage=(name, *(base.lineage if base else ())),
+            addresses=(address, *(base.addresses if base else ())),
+        )
+
+    def members_of(self, kind: TypeInfo) -> dict[str, tuple[int, int]]:
+        """Return ``tp_members`` of a type: name to type code and offset."""
+        found: dict[str, tuple[int, int]] = {}
+        at = kind.members
+        while at and len(found) < MAX_MEMBERS:
+            name, code, _, offset = _MEMBER.unpack(self.memory.read(at, 24))
+            if not name:
+                break
+            found[self.memory.text(name)] = (code, offset)
+            at += 40
+        return found
+
+    # ------------------------------------------------------------------ values
+
+    def is_none(self, address: int) -> bool:
+        """Whether the object is ``None``."""
+        return self.type_of(address).name == "NoneType"
+
+    def text(self, address: int, limit: int = MAX_TEXT) -> str:
+        """Return a ``str``, cut at *limit* characters."""
+        known = self._texts.get(address)
+        if known is not None:
+            return known
+        head = self.memory.read(address, 40)
+        if not self.type_at(_WORD.unpack_from(head, 8)[0]).flags & TEXT:
+            raise UnreadableError(f"{address:#x} is no str")
+        length, state = _SIGNED.unpack_from(head, 16)[0], head[32]
+        width = state >> 2 & 7
+        if not 0 <= length < 1 << 32 or width not in ENCODINGS:
+            raise UnreadableError(f"{address:#x} is no sound str")
+        sizes = self.layout.text
+        if not state >> 5 & 1:
+            at = self.memory.word(address + sizes.compact_size)
+        else:
+            at = address + (sizes.ascii_size if state >> 6 & 1 else sizes.compact_size)
+        data = self.memory.read(at, min(length, limit) * width) if length else b""
+        value = data.decode(ENCODINGS[width], "replace")
+        self._texts[address] = value
+        return value
+
+    def integer(self, address: int) -> int:
+        """Return an ``int`` (or ``bool``) of up to 240 bits."""
+        if not self.type_of(address).flags & INTEGER:
+            raise UnreadableError(f"{address:#x} is no int")
+        if self.layout.tagged_integers:
+            tag = self.memory.word(address + 16)
+            digits, sign = tag >> 3, 1 - (tag & 3)
+        else:
+            size = _SIGNED.unpack(self.memory.read(address + 16, 8))[0]
+            digits, sign = abs(size), -1 if size < 0 else 1
+        if digits > MAX_DIGITS:
+            raise UnreadableError(f"the int at {address:#x} has {digits} digits")
+        data = self.memory.read(address + 24, 4 * digits)
+        return int(sign) * sum(
+            int(digit) << (30 * i) for i, digit in enumerate(struct.unpack(f"<{digits}I", data))
+        )
+
+    def real(self, address: int) -> float:
+        """Return a ``float``."""
+        kind = self.type_of(address)
+        if "float" not in kind.lineage:
+            raise UnreadableError(f"{address:#x} is no float")
+        value: float = struct.unpack("<d", self.memory.read(address + 16, 8))[0]
+        return value
+
+    def number(self, address: int) -> float | int | None:
+        """Return an ``int`` or ``float``, ``None`` for anything else."""
+        kind = self.type_of(address)
+        if kind.flags & INTEGER:
+            return self.integer(address)
+        return self.real(address) if "float" in kind.lineage else None
+
+    def brief(self, address: int) -> str:
+        """Say what a value is: a number as it is, anything else by its type."""
+        if not address:
+            return "?"
+        kind = self.type_of(address)
+        if kind.name == "NoneType":
+            return "None"
+        if kind.name == "bool":
+            return str(bool(self.integer(address)))
+        value = self.number(address)
+        return f"a {kind.name}" if value is None else f"{value:g}"
+
+    # ------------------------------------------------------------------ containers
+
+    def items(self, address: int, limit: int = MAX_ITEMS) -> tuple[int, ...]:
+        """Return the items of a list or tuple, the first *limit* of them."""
+        kind = self.type_of(address)
+        length = _SIGNED.unpack(self.memory.read(address + 16, 8))[0]
+        if not 0 <= length < 1 << 32:
+            raise UnreadableError(f"{address:#x} has {length} items")
+        if kind.flags & LIST:
+            at = self.memory.word(address + schema.LIST_ITEMS)
+        elif kind.flags & TUPLE:
+            at = address + self.layout.tuple_items
+        else:
+            raise UnreadableError(f"{address:#x} is a {kind.name}, no list or tuple")
+        length = min(length, limit)
+        if not length:
+            return ()
+        return struct.unpack(f"<{length}Q", self.memory.read(at, 8 * length))
+
+    def length(self, address: int) -> int:
+        """Return how many items a list, tuple, deque or other variable-sized object has."""
+        value: int = _SIGNED.unpack(self.memory.read(address + schema.DEQUE_LENGTH, 8))[0]
+        if not 0 <= value < 1 << 40:
+            raise UnreadableError(f"{address:#x} has {value} items")
+        return value
+
+    def members(self, address: int, limit: int = MAX_ITEMS) -> tuple[int, ...]:
+        """Return the members of a set or frozenset, the first *limit* of them."""
+        kind = self.type_of(address)
+        if "set" not in kind.lineage and "frozenset" not in kind.lineage:
+            raise UnreadableError(f"{address:#x} is a {kind.name}, no set")
+        mask = _SIGNED.unpack(self.memory.read(address + schema.SET_MASK, 8))[0]
+        table = self.memory.word(address + schema.SET_TABLE)
+        if not 0 < mask < MAX_SET_SLOTS or mask & (mask + 1):
+            raise UnreadableError(f"{address:#x} is no sound set")
+        data = self.memory.read(table, 16 * (mask + 1))
+        words = struct.unpack(f"<{2 * (mask + 1)}Q", data)
+        # A slot is a key and its hash; a removed one keeps a dummy key with hash -1.
+        return tuple(
+            key
+            for key, code in zip(words[::2], words[1::2], strict=True)
+            if key and code != 0xFFFFFFFFFFFFFFFF
+        )[:limit]
+
+    def pairs(self, address: int, limit: int = MAX_ITEMS) -> list[tuple[int, int]]:
+        """Return keys and values of a dict, the first *limit* of them."""
+        kind = self.type_of(address)
+        if not kind.flags & DICT:
+            raise UnreadableError(f"{address:#x} is a {kind.name}, no dict")
+        keys, values = _PAIR.unpack(self.memory.read(address + schema.DICT_KEYS, 16))
+        entries = self._entries(keys, limit)
+        if values:
+            held = self._values(values + self.layout.mapping.values, len(entries))
+            return [(key, value) for (key, _), value in zip(entries, held, strict=True) if value]
+        return [(key, value) for key, value in entries if key and value]
+
+    def names(self, address: int) -> dict[str, int]:
+        """Return a dict whose keys are strings; others are left out."""
+        found: dict[str, int] = {}
+        pairs = self.pairs(address)
+        self.memory.prefetch((key for key, _ in pairs), 96)
+        for key, value in pairs:
+            try:
+                found[self.text(key)] = value
+            except UnreadableError:
+                continue
+        return found
+
+    def _entries(self, keys: int, limit: int) -> list[tuple[int, int]]:
+        """Return the entries of a keys object, in order; 0 for values kept elsewhere."""
+        where = self.layout.mapping
+        head = self.memory.read(keys, 48)
+        count = _SIGNED.unpack_from(head, where.entries_count)[0]
+        if where.log2:
+            size_log2, index_log2, kind = head[8], head[9], head[10]
+            if size_log2 > MAX_DICT_LOG2 or index_log2 > MAX_DICT_LOG2 + 3 or kind > 2:
+                raise UnreadableError(f"{keys:#x} holds no sound dict keys")
+            size, index_bytes, general = 1 << size_log2, 1 << index_log2, kind == 0
+        else:
+            size = _SIGNED.unpack_from(head, 8)[0]
+            if not 0 < size <= 1 << MAX_DICT_LOG2 or size & (size - 1):
+                raise UnreadableError(f"{keys:#x} holds no sound dict keys")
+            width = 1 if size <= 0xFF else 2 if size <= 0xFFFF else 4
+            index_bytes, general = size * width, True
+        if not 0 <= count <= size:
+            raise UnreadableError(f"{keys:#x} holds no sound dict keys")
+        count = min(count, limit)
+        at = keys + where.indices + index_bytes
+        if general:
+            return list(_ENTRY.iter_unpack(self.memory.read(at, 24 * count)))
+        return list(_PAIR.iter_unpack(self.memory.read(at, 16 * count)))
+
+    def _values(self, address: int, count: int) -> tuple[int, ...]:
+        return struct.unpack(f"<{count}Q", self.memory.read(address, 8 * count)) if count else ()
+
+    # ------------------------------------------------------------------ attributes
+
+    def attributes(self, address: int) -> dict[str, int]:
+        """Return what is in an instance's ``__dict__``, whether or not the dict exists yet."""
+        kind = self.type_of(address)
+        how = self.layout.mapping.attributes
+        if how == "offset" or not kind.flags & MANAGED_DICT:
+            if kind.dict_offset <= 0:
+                return {}
+            at = self.memory.word(address + kind.dict_offset)
+            return self.names(at) if at else {}
+        if how == "before":
+            values, at = _PAIR.unpack(self.memory.read(address - 32, 16))
+        elif how == "tagged":
+            word = self.memory.word(address - 24)
+            values, at = (word + 1, 0) if word & 1 else (0, word)
+        else:
+            at = self.memory.word(address - 24)
+            values = 0
+            if not at and kind.flags & INLINE_VALUES:
+                inline = address + kind.basic_size
+                # Byte 3 says whether the values behind the object are in use.
+                values = inline if self.memory.read(inline, 4)[3] else 0
+        if at:
+            return self.names(at)
+        return self._shared(kind, values + self.layout.mapping.values) if values else {}
+
+    def attribute(self, address: int, name: str) -> int:
+        """Return one attribute, 0 if the instance has none of that name."""
+        return self.attributes(address).get(name, 0)
+
+    def _shared(self, kind: TypeInfo, values: int) -> dict[str, int]:
+        """Return attributes whose names the instances of a class share."""
+        # The keys object grows with new attributes: its head is part of what is remembered.
+        mark = (kind.keys, self.memory.read(kind.keys, 40)[8:])
+        known = self._shared_names.get(mark)
+        if known is None:
+            entries = self._entries(kind.keys, 256)
+            self.memory.prefetch((key for key, _ in entries), 96)
+            known = tuple(self.text(key) if key else "" for key, _ in entries)
+            self._shared_names[mark] = known
+        held = self._values(values, len(known))
+        return {name: value for name, value in zip(known, held, strict=True) if name and value}
+
+    def slot(self, address: int, name: str) -> int:
+        """Return the value of a ``__slots__`` member, 0 if there is none of that name."""
+        for at in self.type_of(address).addresses:
+            namespace = self.memory.word(at + self.layout.type.dict)
+            if not namespace:
+                return 0
+            descriptor = self.names(namespace).get(name, 0)
+            if descriptor and self.type_of(descriptor).name == "member_descriptor":
+                definition = self.memory.word(descriptor + schema.MEMBER_DESCRIPTOR_DEF)
+                return self.memory.word(address + self.memory.word(definition + 16))
+        return 0
+
+    def module_names(self, module: int) -> dict[str, int]:
+        """Return the namespace of a module."""
+        return self.names(self.memory.word(module + schema.MODULE_DICT))

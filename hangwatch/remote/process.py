@@ -1,0 +1,563 @@
+"""One process, attached to: what it runs, and who waits for whom in it.
+
+``attach`` finds the runtime, binds a layout and lets the target prove it. From then on each call
+(``tasks()``, ``threads()``, ``waits()``) is one reading of the live target, within ``Limits``. What
+does not change (types, code, the layout) is kept between readings; everything else is read anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from hangwatch.remote import graph, procfs, runtime
+from hangwatch.remote.awaits import Explainer, Held
+from hangwatch.remote.coroutines import Steps
+from hangwatch.remote.errors import (
+    ExhaustedError,
+    NotPermittedError,
+    NotPythonError,
+    ProcessGoneError,
+    RemoteError,
+    UnknownLayoutError,
+    UnreadableError,
+)
+from hangwatch.remote.frames import Frames, FrameView
+from hangwatch.remote.memory import Limits, Memory, ProcessSource, Source
+from hangwatch.remote.objects import Objects
+from hangwatch.remote.registries import Registries
+from hangwatch.remote.results import (
+    Awaits,
+    Edge,
+    Frame,
+    Hold,
+    Interpreter,
+    Loop,
+    Problem,
+    Snapshot,
+    Task,
+    Thread,
+    ThreadWait,
+    Waits,
+)
+from hangwatch.remote.runtime import Runtime
+from hangwatch.remote.tasks import PORTION, Tasks, TaskView
+from hangwatch.remote.thread_locks import Gil, ThreadLocks
+from hangwatch.remote.threads import Threads, ThreadView
+
+MAX_INTERPRETERS: Final = 64
+ATTEMPTS: Final = 5
+OWNED: Final = frozenset({"lock", "semaphore"})
+"""Kinds of await whose object somebody holds."""
+PROOFS: Final = {
+    "builtins": ("dict", "set", "str", "tuple"),
+    "types": (
+        "CoroutineType",
+        "GeneratorType",
+        "AsyncGeneratorType",
+        "CodeType",
+        "FrameType",
+    ),
+    "_asyncio": ("Task", "Future"),
+}
+"""Types whose insides are read, by the module and name where the target keeps them."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What was read of one interpreter, before tasks are joined to each other."""
+
+    id: int
+    modules: dict[str, int]
+    tasks: list[Task] = field(default_factory=list)
+    held: dict[int, list[Held]] = field(default_factory=dict)
+    threads: list[ThreadView] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+class RemotePython:
+    """A running CPython process, read from outside. Made by ``attach``.
+
+    Attributes:
+        pid: Its process id.
+        start_ticks: When it started: a reused pid is noticed.
+        python: Its full version, ``3.11.7``.
+        runtime: Where its runtime is, and the layout that is believed.
+    """
+
+    def __init__(
+        self, pid: int, source: Source, limits: Limits, found: Runtime, start_ticks: int
+    ) -> None:
+        self.pid = pid
+        self.start_ticks = start_ticks
+        self.runtime = found
+        self.limits = limits
+        self._memory = Memory(source, limits)
+        self._objects = Objects(self._memory, found.layout)
+        self._frames = Frames(self._objects)
+        self._steps = Steps(self._frames)
+        self._explainer = Explainer(self._frames)
+        self._threads = Threads(self._frames, limits.depth)
+        self._locks = ThreadLocks(self._explainer, found.address)
+        self._chains: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+        self._live = isinstance(source, ProcessSource)
+        self.python = self._prove()
+
+    # ------------------------------------------------------------------ what is asked for
+
+    @property
+    def interpreters(self) -> tuple[Interpreter, ...]:
+        """The interpreters of the process, the main one among them."""
+        self._begin()
+        return tuple(
+            Interpreter(id=number, modules=len(modules), asyncio="asyncio.tasks" in modules)
+            for _, number, modules in self._interpreters([])
+        )
+
+    def threads(self, *, locks: bool = True) -> tuple[Thread, ...]:
+        """Return every thread that Python knows, with its stack.
+
+        Args:
+            locks: Find out which locks blocked threads wait for, and who holds them.
+
+        Raises:
+            ProcessGoneError: The process has ended.
+        """
+        self._begin()
+        found: list[Thread] = []
+        outer = procfs.outer_thread_ids(self.pid) if self._live else {}
+        try:
+            for address, number, modules in self._interpreters([]):
+                names = self._threads.names(modules)
+                views = self._threads.read(address, stacks=True)
+                gil = self._locks.gil(address) if locks else None
+                waits = self._thread_waits(views, outer, gil) if locks else {}
+                found += [
+                    Thread(
+                        thread_id=outer.get(view.native_id, view.native_id),
+                        ident=view.ident,
+                        name=names.get(view.ident, ""),
+                        interpreter=number,
+                        frames=tuple(frame.shown() for frame in view.views),
+                        loop=view.loop,
+                        torn=view.torn,
+                        waits=waits.get(view.address),
+                        holds_gil=gil is not None and gil.locked and gil.holder == view.address,
+                    )
+                    for view in views
+                ]
+        except ExhaustedError:
+            pass
+        return tuple(found)
+
+    def _thread_waits(
+        self, views: Sequence[ThreadView], outer: Mapping[int, int], gil: Gil | None
+    ) -> dict[int, ThreadWait]:
+        futexes = {
+            view.address: procfs.futex(self.pid, outer.get(view.native_id, view.native_id))
+            for view in views
+            if self._live
+        }
+        idents = {view.address: view.ident for view in views}
+        return {
+            at: dataclasses.replace(wait, owner=idents.get(wait.owner, 0))
+            for at, wait in self._locks.waits(views, futexes, gil).items()
+        }
+
+    def tasks(self) -> Snapshot:
+        """Return every asyncio task with its await chain, and who waits for whom.
+
+        Raises:
+            ProcessGoneError: The process has ended.
+            NotPermittedError: It may not be read any more.
+        """
+        started = time.monotonic()
+        self._begin()
+        calls, copied = self._memory.cost.calls, self._memory.cost.bytes
+        problems: list[Problem] = []
+        parts: list[_Part] = []
+        seen: set[int] = set()
+        try:
+            for address, number, modules in self._interpreters(problems):
+                part = _Part(id=number, modules=modules)
+                parts.append(part)
+                if "asyncio.tasks" in modules:
+                    self._read_part(address, part, seen)
+        except ExhaustedError as error:
+            problems.append(Problem(kind="truncated", where="process", message=str(error)))
+        tasks = self._across_loops([task for part in parts for task in part.tasks])
+        held = {at: holds for part in parts for at, holds in part.held.items()}
+        tasks, edges = _join(tasks, held)
+        return Snapshot(
+            pid=self.pid,
+            python=self.python,
+            interpreters=tuple(
+                Interpreter(
+                    id=part.id, modules=len(part.modules), asyncio="asyncio.tasks" in part.modules
+                )
+                for part in parts
+            ),
+            loops=self._loops(parts),
+            tasks=tuple(tasks),
+            waits=graph.waits(edges),
+            notes=self.runtime.notes,
+            problems=(*problems, *(problem for part in parts for problem in part.problems)),
+            elapsed=time.monotonic() - started,
+            calls=self._memory.cost.calls - calls,
+            bytes=self._memory.cost.bytes - copied,
+        )
+
+    def waits(self) -> Waits:
+        """Return who waits for whom; ``tasks().waits`` has the same beside the tasks."""
+        return self.tasks().waits
+
+    # ------------------------------------------------------------------ a reading
+
+    def _begin(self) -> None:
+        """Begin a reading: new budget, nothing old but what cannot change."""
+        if self._live and procfs.start_ticks(self.pid) != self.start_ticks:
+            raise ProcessGoneError(f"process {self.pid} has ended; its number was used again")
+        self._memory.restart()
+        self._objects.forget()
+        self._frames.forget()
+        self._steps.forget()
+        self._chains.clear()
+
+    def _interpreters(self, problems: list[Problem]) -> Iterator[tuple[int, int, dict[str, int]]]:
+        """Yield address, number and modules of each interpreter."""
+        where = self.runtime.layout.interpreter
+        seen: list[int] = []
+        try:
+            at = self._memory.word(
+                self.runtime.address + self.runtime.layout.runtime.interpreters_head
+            )
+            while at and at not in seen and len(seen) < MAX_INTERPRETERS:
+                seen.append(at)
+                at = self._memory.word(at + where.next)
+        except ExhaustedError:
+            raise
+        except UnreadableError as error:
+            problems.append(
+                Problem(kind="unreadable", where="the interpreters", message=str(error))
+            )
+        # New ones are put in front: the main interpreter is the last of the list.
+        for at in reversed(seen):
+            number = -1
+            try:
+                number = self._memory.word(at + where.id)
+                modules = self._objects.names(self._memory.word(at + where.modules))
+            except ExhaustedError:
+                raise
+            except UnreadableError as error:
+                name = f"interpreter {number}" if number >= 0 else "an interpreter"
+                problems.append(Problem(kind="unreadable", where=name, message=str(error)))
+                continue
+            yield at, number, modules
+
+    def _read_part(self, interpreter: int, part: _Part, seen: set[int]) -> None:
+        where = f"interpreter {part.id}"
+        registries = Registries(self._objects, where, self.limits.tasks)
+        python_task = 0
+        try:
+            part.threads = self._threads.read(interpreter, stacks=False)
+            registries.read(interpreter, part.modules)
+            names = self._objects.module_names(part.modules["asyncio.tasks"])
+            python_task = names.get("_PyTask", 0)
+        except ExhaustedError:
+            raise
+        except UnreadableError as error:
+            part.problems.append(Problem(kind="unreadable", where=where, message=str(error)))
+        part.problems += registries.problems
+        # Up to 3.11 all interpreters share the registries of the C module.
+        addresses = tuple(at for at in registries.found if at not in seen)
+        seen.update(addresses)
+        if len(addresses) > self.limits.tasks:
+            message = f"{len(addresses)} tasks, of which {self.limits.tasks} were read"
+            part.problems.append(Problem(kind="truncated", where=where, message=message))
+            addresses = addresses[: self.limits.tasks]
+        reader = Tasks(self._steps, python_task, self.limits.depth)
+        for start in range(0, len(addresses), PORTION):
+            # What was read for the last portion is old by now, and would only use memory.
+            self._memory.forget()
+            try:
+                self._read_portion(reader, interpreter, part, addresses[start : start + PORTION])
+            except ExhaustedError as error:
+                message = f"{error} after {start} of {len(addresses)} tasks"
+                part.problems.append(Problem(kind="truncated", where=where, message=message))
+                return
+
+    def _read_portion(
+        self, reader: Tasks, interpreter: int, part: _Part, addresses: Sequence[int]
+    ) -> None:
+        views, failed = reader.read(addresses)
+        ended = len(addresses) - len(views) - len(failed)
+        if ended:
+            message = f"{ended} tasks ended before they were read"
+            part.problems.append(
+                Problem(kind="torn", where=f"interpreter {part.id}", message=message)
+            )
+        for address, message in failed.items():
+            part.problems.append(
+                Problem(kind="unreadable", where=f"the task at {address:#x}", message=message)
+            )
+        running = [view for view in views if view.end is not None and view.end.kind == "running"]
+        if running:
+            try:
+                self._extend(interpreter, running)
+            except ExhaustedError:
+                raise
+            except UnreadableError as error:
+                for view in running:
+                    view.torn = view.torn or str(error)
+        for view in views:
+            awaits = self._explainer.awaits(view)
+            holds = self._explainer.holds(view) if view.state == "pending" else []
+            if holds:
+                part.held[view.address] = holds
+            part.tasks.append(self._task(view, awaits, holds, part.id))
+            where = f"task {view.name!r}"
+            if view.torn:
+                part.problems.append(Problem(kind="torn", where=where, message=view.torn))
+            elif view.end is not None and view.end.kind == "unknown":
+                part.problems.append(
+                    Problem(kind="unknown awaitable", where=where, message=awaits.detail)
+                )
+            elif view.end is not None and view.end.kind == "cut":
+                message = f"its chain was cut after {len(view.chain)} frames"
+                part.problems.append(Problem(kind="truncated", where=where, message=message))
+
+    def _extend(self, interpreter: int, running: Sequence[TaskView]) -> None:
+        """Follow the chains of running tasks on the stacks of the threads that run them."""
+        threads = self._threads.read(interpreter, stacks=True)
+        for task in running:
+            outer = task.views[-1] if task.views else None
+            for thread in threads:
+                inner = _inside(thread, task.loop, outer)
+                task.chain += [view.shown() for view in inner]
+                task.views += inner
+                if inner:
+                    task.torn = task.torn or thread.torn
+
+    def _task(
+        self, view: TaskView, awaits: Awaits, holds: Sequence[Held], interpreter: int
+    ) -> Task:
+        chain = tuple(view.chain)
+        return Task(
+            id=view.address,
+            name=view.name,
+            state="running" if awaits.kind == "running" else view.state,
+            loop=view.loop,
+            interpreter=interpreter,
+            # Thousands of tasks have equal chains: they share one.
+            chain=self._chains.setdefault(chain, chain),
+            awaits=awaits,
+            holds=tuple(held.hold for held in holds),
+            waiter=view.waiter,
+            must_cancel=view.must_cancel,
+            torn=view.torn,
+        )
+
+    def _across_loops(self, tasks: list[Task]) -> list[Task]:
+        """Name the tasks of other loops that resolve what tasks wait for."""
+        wanted = {task.awaits.object for task in tasks if task.awaits.kind == "executor"}
+        if not wanted:
+            return tasks
+        self._memory.forget()
+        resolvers: dict[int, int] = {}
+        try:
+            for task in tasks:
+                resolved = self._explainer.resolves(task.id) if task.state != "done" else 0
+                if resolved in wanted:
+                    resolvers[resolved] = task.id
+        except ExhaustedError:
+            pass
+        return [
+            dataclasses.replace(
+                task,
+                awaits=dataclasses.replace(task.awaits, tasks=(resolvers[task.awaits.object],)),
+            )
+            if task.awaits.kind == "executor" and task.awaits.object in resolvers
+            else task
+            for task in tasks
+        ]
+
+    def _loops(self, parts: Sequence[_Part]) -> tuple[Loop, ...]:
+        outer = procfs.outer_thread_ids(self.pid) if self._live else {}
+        found: dict[int, Loop] = {}
+        threads = {thread.loop: thread for part in parts for thread in part.threads if thread.loop}
+        for part in parts:
+            here = [thread.loop for thread in part.threads if thread.loop]
+            for at in (*here, *(task.loop for task in part.tasks)):
+                if at and at not in found:
+                    found[at] = self._loop(at, part.id, threads.get(at), outer)
+        return tuple(found.values())
+
+    def _loop(
+        self, address: int, interpreter: int, thread: ThreadView | None, outer: Mapping[int, int]
+    ) -> Loop:
+        kind, ready, scheduled, closed = "?", None, None, False
+        try:
+            kind = self._objects.type_of(address).name
+            attributes = self._objects.attributes(address)
+            if "_ready" in attributes and "_scheduled" in attributes:
+                ready = self._objects.length(attributes["_ready"])
+                scheduled = self._objects.length(attributes["_scheduled"])
+            if "_closed" in attributes:
+                closed = bool(self._objects.integer(attributes["_closed"]))
+        except UnreadableError:
+            pass
+        return Loop(
+            id=address,
+            type=kind,
+            interpreter=interpreter,
+            thread_id=outer.get(thread.native_id, thread.native_id) if thread else None,
+            thread_ident=thread.ident if thread else None,
+            ready=ready,
+            scheduled=scheduled,
+            closed=closed,
+        )
+
+    # ------------------------------------------------------------------ the proof
+
+    def _prove(self) -> str:
+        """Let the target confirm its layout; return its full version.
+
+        Raises:
+            UnknownLayoutError: It does not.
+        """
+        major, minor = self.runtime.version
+        claim = f"this Python {major}.{minor} ({self.runtime.path})"
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._prove_once(claim)
+            except UnreadableError as error:
+                # It may be importing at this very moment.
+                reason = str(error)
+                self._memory.forget()
+        raise UnknownLayoutError(f"{claim} has an unknown layout: {reason}")
+
+    def _prove_once(self, claim: str) -> str:
+        problems: list[Problem] = []
+        parts = list(self._interpreters(problems))
+        if problems:
+            raise UnreadableError(problems[0].message)
+        modules = parts[0][2] if parts else {}
+        if not modules:
+            raise NotPythonError(f"process {self.pid}: its Python has not started, or has ended")
+        if not {"sys", "builtins"} <= modules.keys():
+            raise UnknownLayoutError(f"{claim} has an unknown layout: its modules are not found")
+        text = self._objects.module_names(modules["sys"]).get("version", 0)
+        version = self._objects.text(text).split(" ", 1)[0].rstrip("+")
+        major, minor = self.runtime.version
+        if not version.startswith(f"{major}.{minor}."):
+            raise UnknownLayoutError(f"{claim} has an unknown layout: sys.version is not found")
+        self._check_sizes(modules, claim)
+        return version
+
+    def _check_sizes(self, modules: Mapping[str, int], claim: str) -> None:
+        known = self.runtime.layout.sizes
+        for module, names in PROOFS.items():
+            if module not in modules:
+                continue
+            found = self._objects.module_names(modules[module])
+            for name in names:
+                if not found.get(name):
+                    continue
+                kind = self._objects.type_at(found[name])
+                expected = known.get(kind.name, kind.basic_size)
+                if kind.basic_size != expected:
+                    raise UnknownLayoutError(
+                        f"{claim} has an unknown layout: a {kind.name} is of {kind.basic_size} "
+                        f"bytes, not {expected}"
+                    )
+
+
+def _inside(thread: ThreadView, loop: int, outer: FrameView | None) -> list[FrameView]:
+    """Return the frames of a thread that a running task's innermost known frame has called."""
+    if outer is not None:
+        places = [view.address for view in thread.views]
+        end = places.index(outer.address) if outer.address in places else 0
+    elif thread.loop == loop:
+        # The chain ends in a coroutine of Cython, which has no frame: all coroutines are its own.
+        kinds = [view.code.kind for view in thread.views]
+        end = max((i + 1 for i, kind in enumerate(kinds) if kind != "function"), default=0)
+    else:
+        end = 0
+    return thread.views[:end][::-1]
+
+
+def attach(pid: int, *, limits: Limits | None = None) -> RemotePython:
+    """Attach to a running CPython process, without stopping it or touching it otherwise.
+
+    Raises:
+        ProcessGoneError: There is no such process.
+        NotPermittedError: Its memory may not be read; the message says what helps.
+        NotPythonError: It is no CPython.
+        UnknownLayoutError: It is one whose structures are not known here.
+    """
+    limits = limits or Limits()
+    ticks = procfs.start_ticks(pid)
+    tid = procfs.readable_thread(pid)
+    source = ProcessSource(tid)
+    try:
+        found = runtime.find(Memory(source, limits), tid)
+        return RemotePython(pid, source, limits, found, ticks)
+    except NotPermittedError:
+        raise NotPermittedError(procfs.explain_refusal(pid)) from None
+    except UnreadableError as error:
+        raise UnknownLayoutError(f"process {pid} makes no sense: {error}") from None
+
+
+def _join(
+    tasks: Sequence[Task], held: Mapping[int, Sequence[Held]]
+) -> tuple[list[Task], list[Edge]]:
+    """Join tasks to those that they wait for: directly, or through what those hold."""
+    states = {task.id: task.state for task in tasks}
+    alive = {id_ for id_, state in states.items() if state in ("pending", "running")}
+    holders: dict[int, list[int]] = {}
+    for task_id, holds in held.items():
+        for hold in holds:
+            for at in hold.objects:
+                if at and task_id not in holders.setdefault(at, []):
+                    holders[at].append(task_id)
+    joined: list[Task] = []
+    edges: list[Edge] = []
+    for task in tasks:
+        awaits = task.awaits
+        if awaits.kind in OWNED and awaits.object:
+            owners = tuple(holders.get(awaits.object, ()))
+            awaits = dataclasses.replace(
+                awaits,
+                tasks=owners,
+                any_of=len(owners) > 1,
+                detail=_with_owner(awaits, len(owners)),
+            )
+            task = dataclasses.replace(task, awaits=awaits)  # noqa: PLW2901  # the same task
+        joined.append(task)
+        if task.torn:
+            continue
+        targets = [target for target in awaits.tasks if target in alive]
+        edges += [
+            Edge(
+                waiter=task.id,
+                awaited=target,
+                kind=awaits.kind,
+                object=awaits.object,
+                alternative=awaits.any_of and len(awaits.tasks) > 1,
+            )
+            for target in targets
+        ]
+    return joined, edges
+
+
+def _with_owner(awaits: Awaits, owners: int) -> str:
+    if owners or awaits.kind != "lock" or ": locked" not in awaits.detail:
+        return awaits.detail
+    return f"{awaits.detail}, owner unknown (taken without `async with`)"
+
+
+__all__ = ["Hold", "RemoteError", "RemotePython", "attach"]

@@ -1,0 +1,47 @@
+"""Each point at which LMDeploy's engine can deadlock is named by the task that sits there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from remote_targets import interpreters, running
+
+from hangwatch import remote
+
+pytestmark = pytest.mark.needs_ptrace
+
+ONE = next(each for each in interpreters() if each.is_ours)
+
+POINTS = {
+    "kernel_never_ends": ("MainLoopMain", "Executor.get_output_async", {"sleep", "ready"}),
+    "forward_never_acknowledged": ("MainLoopMain", "Executor.forward_async", {"future"}),
+    "guided_decoding": ("MainLoopMain", "Executor.forward_async", {"executor"}),
+    "other_ranks_missing": ("MainLoopMain", "gather_ranks", {"sleep", "ready"}),
+    "store_call_blocks": ("MainLoopMain", "store_put", {"running"}),
+    "nothing_can_be_scheduled": ("MainLoopMain", "EngineLoop.no_running_warning", {"sleep"}),
+    "sleep_never_drains": ("sleep", "EngineLoop.drain_for_sleep", {"event"}),
+    "sender_loop_dead": ("request", "RequestManager.prepare_send", {"condition"}),
+    "reply_lost": ("request", "RpcClient.async_call", {"future"}),
+    "handles_leaked": ("request", "Api.generate", {"queue"}),
+    "idle": ("MainLoopMain", "EngineLoop.wait_runnable", {"event"}),
+}
+"""Fault: the task that shows it, the function in its chain, and what its await is about."""
+
+
+@pytest.mark.parametrize("fault", POINTS)
+def test_the_point_of_a_deadlock_is_named(fault: str, tmp_path: Path):
+    with running(ONE, "engine", fault, folder=tmp_path) as (process, _):
+        target = remote.attach(process.pid)
+        # A task that polls is torn when it happens to be resumed: look again.
+        looks = [{task.name: task for task in target.tasks().tasks} for _ in range(5)]
+
+    name, function, kinds = POINTS[fault]
+    whole = [look[name] for look in looks if name in look and not look[name].torn]
+    assert whole
+    assert function in [frame.function for frame in whole[-1].chain]
+    assert whole[-1].awaits.kind in kinds
+    assert ("SenderWaitLoop" in looks[-1]) == (fault != "sender_loop_dead")
+    main = looks[-1]["EngineMainLoop"]
+    assert "wait" == main.awaits.kind
+    assert 3 == len(main.awaits.tasks)
