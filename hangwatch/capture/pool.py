@@ -3,7 +3,8 @@
 Theory of operation. Tools of a capture cost CPU, so more workers than cores only make each
 target's turn longer: steps that compute run in ``width`` workers, at most four. Steps that wait
 for others (a server that does not answer, a driver) run beside them in workers of their own, so
-that they delay nothing. Workers start when they are first needed and are used again.
+that they delay nothing. Workers start when they are first needed and are used again: for the
+second sample of a process best the one that took the first, because it knows the process by then.
 
 A step's time counts from when its worker was ready for it. At its deadline the worker is killed
 with its group and the groups of its children, and another takes its place; what the step had
@@ -19,13 +20,14 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.model.capture import Evidence, Failure, FailureKind, Phase, Step
+from hangwatch.model.identity import ProcessId
 from hangwatch.model.time import Clock, Instant
 from hangwatch.system import procfs
 from hangwatch.system.channel import ChannelClosedError
@@ -73,6 +75,8 @@ class _Worker:
     started_at: Instant
     ready: bool = False
     job: _Job | None = None
+    did: set[tuple[str, ProcessId]] = field(default_factory=set)
+    """Collectors that ran in it, and of which processes."""
 
 
 @dataclass(slots=True)
@@ -190,7 +194,7 @@ class Pool:
         for waits in (True, False):
             while (waiting := self._next(waits=waits)) is not None:
                 failure = self._breaker(waiting.step)
-                worker = None if failure is not None else self._idle(waits=waits)
+                worker = None if failure is not None else self._idle(waiting.step)
                 if worker is None and failure is None:
                     if any(other.waits == waits for other in self._workers):
                         break
@@ -226,11 +230,12 @@ class Pool:
             message=f"{step.collector} failed {count} times in a row ({kind}); not tried again",
         )
 
-    def _idle(self, *, waits: bool) -> _Worker | None:
-        for worker in self._workers:
-            if worker.waits == waits and worker.job is None:
-                return worker
-        return self._start(waits=waits) if self._free_place(waits=waits) else None
+    def _idle(self, step: Step) -> _Worker | None:
+        """Return a worker that is free: one that knows the process, if there is one."""
+        free = [w for w in self._workers if w.waits == step.waits and w.job is None]
+        if free:
+            return next((worker for worker in free if _known(step) & worker.did), free[0])
+        return self._start(waits=step.waits) if self._free_place(waits=step.waits) else None
 
     def _free_place(self, *, waits: bool) -> bool:
         limit = WAITING_WIDTH if waits else self._width
@@ -249,6 +254,7 @@ class Pool:
         now = self._clock.now()
         step = waiting.step
         room = self._rooms.open()
+        worker.did |= _known(step)
         worker.job = _Job(
             step=step,
             phase=waiting.phase,
@@ -413,6 +419,10 @@ _DEADLINE: Final = Failure(
 _STOPPED: Final = Failure(
     kind=FailureKind.DEADLINE, message="the capture was asked to end before it was done"
 )
+
+
+def _known(step: Step) -> set[tuple[str, ProcessId]]:
+    return {(step.collector, step.target.process)} if step.target is not None else set()
 
 
 def _timed_out(job: _Job) -> Failure:

@@ -161,6 +161,8 @@ class FailureKind(StrEnum):
     PID_REUSED = "pid_reused"
     NOT_PERMITTED = "not_permitted"
     NOT_PYTHON = "not_python"
+    UNKNOWN_LAYOUT = "unknown_layout"
+    """It is a Python whose structures are not known here; nothing was guessed."""
     NOT_INSTALLED = "not_installed"
     NOT_AVAILABLE = "not_available"
     """There is nothing of this kind here: no driver, no endpoint."""

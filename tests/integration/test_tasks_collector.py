@@ -1,0 +1,171 @@
+"""Rung 4: the tasks of real processes, read by the capture's workers."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+from captures import capture, read, run_steps, step_for
+from processes import PATIENCE, eventually, python
+
+from hangwatch import remote
+from hangwatch.capture.rooms import StepRoom
+from hangwatch.collectors import tasks
+from hangwatch.model.capture import CollectorError, FailureKind
+from hangwatch.system import procfs
+
+pytestmark = pytest.mark.needs_ptrace
+
+STUCK = """
+import asyncio
+class Agent:
+    async def forward(self):
+        await self.done()
+    async def done(self):
+        await asyncio.Event().wait()  # the line
+async def main():
+    kept = [asyncio.create_task(Agent().forward(), name=f"agent-{i}") for i in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    ready()
+    await asyncio.gather(*kept)
+"""
+
+
+@contextmanager
+def stuck(folder):
+    """Run the program from a file, so that its frames have lines that a test can look up."""
+    engine = folder / "engine.py"
+    engine.write_text(STUCK)
+    body = f"exec(compile(open({str(engine)!r}).read(), {str(engine)!r}, 'exec'))"
+    with python(body, rest="asyncio.run(main())") as it:
+        yield it
+
+
+def the_line():
+    return next(i for i, line in enumerate(STUCK.splitlines(), start=1) if "# the line" in line)
+
+
+def test_both_samples_have_every_task_with_the_line_of_its_await(tmp_path):
+    with stuck(tmp_path) as it:
+        outcome, evidence = capture(it.pid, output=tmp_path)
+        folder = f"processes/api_server-{it.pid}"
+        documents = [json.loads(read(outcome, folder, n)) for n in ("tasks.json", "tasks2.json")]
+
+    schema = json.loads((resources.files("hangwatch") / "schemas/tasks-1.json").read_text())
+    for document in documents:
+        jsonschema.validate(document, schema)
+        agents = [task for task in document["tasks"] if task["name"].startswith("agent-")]
+        frames = {(f["function"], f["file"], f["line"]) for task in agents for f in task["chain"]}
+        assert 3 == len(agents)
+        assert any(
+            function.endswith("done") and Path(file).name == "engine.py" and line == the_line()
+            for function, file, line in frames
+        )
+        assert {"event"} == {task["awaits"]["kind"] for task in agents}
+    assert {None} == {evidence[f"tasks/{it.pid}/{sample}"].failure for sample in (1, 2)}
+
+
+def test_tasks_are_read_before_stacks(tmp_path):
+    with stuck(tmp_path) as it:
+        outcome, _ = capture(it.pid, output=tmp_path)
+
+    order = [step.id for step in outcome.plan.steps]
+    assert order.index(f"tasks/{it.pid}/1") < order.index(f"stacks/{it.pid}/1")
+
+
+def test_each_task_stands_on_a_line_of_its_own(tmp_path):
+    with stuck(tmp_path) as it:
+        outcome, _ = capture(it.pid, output=tmp_path)
+        text = read(outcome, f"processes/api_server-{it.pid}", "tasks.json")
+
+    names = [json.loads(line.rstrip(","))["name"] for line in text.splitlines() if "chain" in line]
+    assert ["Task-1", "agent-0", "agent-1", "agent-2"] == sorted(names)
+
+
+def test_a_stopped_process_is_read_and_stays_stopped(tmp_path):
+    with stuck(tmp_path) as it:
+        it.send_signal(signal.SIGSTOP)
+        eventually(lambda: procfs.read_row(it.pid).state == "T")
+        (evidence,) = run_steps(tmp_path, step_for(it.pid, collector="tasks"))
+        state = procfs.read_row(it.pid).state
+        it.send_signal(signal.SIGCONT)
+
+    assert (None, "T") == (evidence.failure, state)
+
+
+def test_a_process_without_python_says_so(tmp_path):
+    with subprocess.Popen(["sleep", "600"]) as it:
+        try:
+            (evidence,) = run_steps(tmp_path, step_for(it.pid, collector="tasks"))
+        finally:
+            it.kill()
+
+    assert FailureKind.NOT_PYTHON == evidence.failure.kind
+
+
+def test_a_python_of_unknown_layout_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    def refuse(*_args, **_more):
+        raise remote.UnknownLayoutError("this Python 3.99 has an unknown layout")
+
+    monkeypatch.setattr(remote, "attach", refuse)
+
+    with pytest.raises(CollectorError) as caught:
+        tasks.COLLECTOR.collect(step_for(os.getpid()), StepRoom(tmp_path, tmp_path))
+
+    assert FailureKind.UNKNOWN_LAYOUT == caught.value.failure.kind
+    assert caught.value.failure.hint
+
+
+def test_the_second_sample_is_taken_by_the_reader_of_the_first(tmp_path, monkeypatch):
+    attached = []
+    attach = remote.attach
+    monkeypatch.setattr(remote, "attach", lambda *a, **m: attached.append(a) or attach(*a, **m))
+    with stuck(tmp_path) as it:
+        for sample in (1, 2):
+            room = tmp_path / str(sample)
+            room.mkdir()
+            tasks.COLLECTOR.collect(step_for(it.pid, sample=sample), StepRoom(room, room))
+
+    assert [(it.pid,)] == attached
+    assert (tmp_path / "1" / "tasks.json").exists()
+    assert (tmp_path / "2" / "tasks2.json").exists()
+
+
+UNPRIVILEGED = """
+import json, sys
+sys.path[:0] = [{tests!r}]
+from pathlib import Path
+from captures import run_steps, step_for
+(evidence,) = run_steps(Path({output!r}), step_for({pid}, collector="tasks"))
+print(json.dumps([evidence.failure.kind, evidence.failure.hint]))
+"""
+
+
+@pytest.mark.needs_root
+def test_a_process_that_may_not_be_read_says_what_to_do(tmp_path):
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("dropping a capability needs root and setpriv")
+    with python("") as it:
+        script = UNPRIVILEGED.format(
+            tests=str(Path(__file__).parent), output=str(tmp_path), pid=it.pid
+        )
+        drop = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all"]
+        said = subprocess.run(
+            [*drop, sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+
+    kind, hint = json.loads(said.stdout)
+    assert FailureKind.NOT_PERMITTED == kind
+    assert "SYS_PTRACE" in hint
