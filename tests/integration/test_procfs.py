@@ -18,7 +18,7 @@ def test_our_own_row_says_who_we_are():
     row = procfs.look_closer(procfs.read_row(os.getpid()), procfs.Sockets())
 
     assert (os.getpid(), os.getppid(), os.geteuid()) == (row.pid, row.ppid, row.uid)
-    assert "pytest" in row.title
+    assert row.title.startswith(sys.orig_argv[0])
     assert row.exe == os.path.realpath(sys.executable)
     assert not row.kernel
 
@@ -41,6 +41,17 @@ def test_a_listening_socket_is_found_at_its_own_address():
         assert f"http://127.0.0.1:{port}" == mine.url
         assert procfs.owns(procfs.identify(os.getpid()), mine)
     assert not procfs.owns(procfs.identify(os.getpid()), mine)
+
+
+def test_a_connection_says_which_address_was_called():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = server.accept()
+            found = {client.fileno(): f"socket:[{os.fstat(client.fileno()).st_ino}]"}
+
+            assert (f"127.0.0.1:{port}",) == procfs.Sockets().called(os.getpid(), found)
+            accepted.close()
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 on this machine")
