@@ -7,14 +7,16 @@ Silence is a question. An engine that prints its statistics only while tokens fl
 it idles, sleeps, loads, retires, loses its heartbeat task, or hangs. ``judge`` rules the innocent
 explanations out one by one, in this order:
 
-1. *Gone*: it shut down in order, or its log was retired.
+1. *Gone*: it shut down in order, its log was retired, or its Ray was shut down around it.
 2. *Dead*: a needed process or task ended. A line that says so counts once the next beat is missing.
 3. *Stopped*: a process in state T does nothing, whatever was asked of it.
 4. *Ok*: tokens flowed within the last one and a half intervals. Fresh progress outranks whatever a
    slow health endpoint says.
 5. *Paused*: asleep, every part that slept not yet woken.
 6. *Stalled*: there is work (a) and no progress (b). With proof that the log's path lives or does
-   not matter (c), or with the state of a process or stack (d), it is ``hung``, else a suspicion.
+   not matter (c), or with the state of a process, stack or task (d), it is ``hung``, else a
+   suspicion. Tasks stand still in an idle engine, too: they count only where work is known to be
+   in flight and every needed process is seen to compute nothing.
 7. *Loading*: no beat yet, or none since a restart.
 8. *Blind*: nobody could look.
 9. *Idle*: no work; or the engine's own monitor, which would have noticed, says healthy.
@@ -58,7 +60,7 @@ from hangwatch.model.verdict import (
     SuspectedHang,
     Verdict,
 )
-from hangwatch.model.vitals import Health, Motion, Outcome, ProcessVital, Vitals
+from hangwatch.model.vitals import Health, Motion, Outcome, ProcessVital, StackVital, Vitals
 
 ONE_SILENT: Final = "one-instance-silent"
 """Cause of a stall that nothing but its silence describes; the fleet may say more."""
@@ -78,8 +80,14 @@ MAX_STRETCH: Final = 1800.0
 SETTLED_D: Final = 10.0
 """Seconds of unbroken D state that are no ordinary read any more."""
 
+QUIET_CPU: Final = 20.0
+"""Percent of a core: less is too little for a prefill, whichever process does it."""
+
 BUSY_CPU: Final = 80.0
 """Percent of a core: the loop's thread computes."""
+
+_HOSTS: Final = (Role.RAY_SYSTEM, Role.DRIVER)
+"""Under Ray nothing outlives these."""
 
 _DRIVER: Final = re.compile(r"_?(?:nv|nvidia|uvm|rm_|os_acquire|os_pci)")
 """Wait channels of the GPU driver's kernel module: what waits there waits for no storage."""
@@ -397,9 +405,11 @@ def _gone(vitals: Vitals) -> Verdict | None:
 
 def _dead(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
     needed = [process for process in vitals.processes if process.needed]
-    missing = [process for process in needed if process.state in ("", "Z", "X")]
+    missing = [process for process in needed if process.ended]
     if missing:
-        return _ended(missing, known, whole=all(p.state == "" for p in needed))
+        hosts = [p for p in vitals.processes if p.ended and p.role in _HOSTS]
+        whole = all(p.state == "" for p in needed)
+        return _ended_with(hosts) if hosts else _ended(missing, known, whole=whole)
     health = vitals.health
     if health is not None and (known.progress_at is None or health.at > known.progress_at):
         if health.meaning is HealthMeaning.DEAD:
@@ -435,6 +445,18 @@ def _dead(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
             ),
         )
     return None
+
+
+def _ended_with(hosts: list[ProcessVital]) -> Verdict:
+    words = ", ".join(
+        f"{'driver' if host.role is Role.DRIVER else 'raylet'} {host.pid}" for host in hosts
+    )
+    return Gone(
+        since=min(host.since for host in hosts),
+        cause="ended",
+        confidence=Confidence.MEDIUM,
+        because=(f"it ended together with the Ray job that it belonged to: {words} ended, too",),
+    )
 
 
 def _ended(missing: list[ProcessVital], known: Facts, *, whole: bool) -> Verdict:
@@ -540,7 +562,12 @@ def _stalled(  # noqa: PLR0911  # one return a verdict
     if stacks is not None and known.progress_at is not None and stacks.at <= known.progress_at:
         stacks = None
     frozen = stacks is not None and stacks.motion is Motion.FROZEN
-    excluded = frozen or (known.unhealthy is not None and known.unhealthy.meaning in _QUICK)
+    suspended = _suspended(vitals, known, stacks)
+    excluded = (
+        frozen
+        or bool(suspended)
+        or (known.unhealthy is not None and known.unhealthy.meaning in _QUICK)
+    )
     silent = known.log_speaks and now >= (known.quick_at if excluded else known.limit_at)
     accused = known.unhealthy is not None and now >= known.quick_at
     flat = known.flat and known.demand is Demand.SOME
@@ -571,7 +598,9 @@ def _stalled(  # noqa: PLR0911  # one return a verdict
         path.append(f"two samples of its stacks did not move: {stacks.frame or stacks.thread}")
     if flat:
         path.append("its metrics endpoint answers, so the path of the log does not matter")
-    cause = _cause(vitals, known, frozen=frozen)
+    if suspended:
+        path.append(f"two readings of its tasks did not move, and nothing computes: {suspended}")
+    cause = _cause(vitals, known, frozen=frozen, suspended=bool(suspended))
     if not path:
         return SuspectedHang(
             since=since,
@@ -794,13 +823,30 @@ def _burner(vitals: Vitals) -> ProcessVital | None:
     return None
 
 
-def _cause(vitals: Vitals, known: Facts, *, frozen: bool) -> str:
+def _suspended(vitals: Vitals, known: Facts, stacks: StackVital | None) -> str:
+    """Return the await that never completes, where nothing else explains the silence."""
+    if stacks is None or not stacks.suspended or known.demand is not Demand.SOME:
+        return ""
+    needed = [process for process in vitals.processes if process.needed]
+    quiet = all(
+        process.cpu_pct is not None
+        and process.vol_ctxt_per_s is not None
+        and process.cpu_pct < QUIET_CPU
+        and process.vol_ctxt_per_s < POLLING
+        for process in needed
+    )
+    return stacks.suspended if needed and quiet else ""
+
+
+def _cause(vitals: Vitals, known: Facts, *, frozen: bool, suspended: bool) -> str:
     meaning = known.unhealthy.meaning if known.unhealthy else None
     if frozen or meaning is HealthMeaning.LOOP_BLOCKED:
         return LOOP_BLOCKED
     if meaning is HealthMeaning.LOST_REQUEST:
         return "lost-request"
     waiting = vitals.stacks is not None and vitals.stacks.motion is Motion.WAITING
+    if suspended:
+        return "await-never-completes"
     if meaning is HealthMeaning.NO_PROGRESS and waiting:
         rates = [p.vol_ctxt_per_s for p in vitals.processes if p.vol_ctxt_per_s is not None]
         if rates:

@@ -12,7 +12,10 @@ So the search follows ties of every kind and calls a process kin when any of the
 3. it descends from kin;
 4. it is a Ray process under the same raylet, or that raylet, or the cluster's ``gcs_server``;
 5. it has a GPU open;
-6. the profile knows it as the driver.
+6. it drives the job: the profile knows it, or it is a driver of the same Ray session.
+
+Which server an engine under Ray works for, no parent says: the connections do. A server calls its
+own engine, an engine its own workers, and what all of them call is shared.
 
 Helpers that tell nothing of a hang (resource trackers, shells around a server, Ray's agents, idle
 Ray workers without a GPU) and our own processes are left out, unless they were named.
@@ -45,6 +48,8 @@ _HELPER_NAMES: Final = frozenset(
     | {"tini", "dumb-init", "catatonit", "log_monitor", "runtime_env_age"}
 )
 _RAY_SYSTEM: Final = frozenset({"raylet", "gcs_server"})
+# ray/_private/worker.py, connect: the core of each process logs into a file of this name.
+_CORE_LOG: Final = re.compile(r"^(.+)/python-core-(driver|worker)-[0-9a-f]+_\d+\.log$")
 _IDLE_RAY_WORKER: Final = re.compile(r"ray::IDLE\b")
 
 _SUSPICION: Final[Mapping[Role, int]] = {
@@ -75,10 +80,26 @@ class _Search:
     why: dict[int, str] = field(default_factory=dict)
     named: set[int] = field(default_factory=set)
     writers: set[int] = field(default_factory=set)
+    ports: dict[str, int] = field(default_factory=dict)
+    calls: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for row in self.rows.values():
             self.children.setdefault(row.ppid, []).append(row.pid)
+            for listener in row.listeners:
+                self.ports[f"{listener.host}:{listener.port}"] = row.pid
+        self.calls = {row.pid: self._called(row) for row in self.rows.values() if row.called}
+
+    def _called(self, row: ProcessRow) -> set[int]:
+        """Return the processes that a process is connected to, by the addresses they listen on."""
+        found: set[int] = set()
+        for address in row.called:
+            port = address.rpartition(":")[2]
+            for host in (address, f"0.0.0.0:{port}", f":::{port}"):
+                if host in self.ports:
+                    found.add(self.ports[host])
+                    break
+        return found - {row.pid}
 
     def add(self, pid: int | None, why: str, *, named: bool = False) -> None:
         """Take a process in; the first reason stays."""
@@ -137,10 +158,11 @@ def related(
             for parent, child in search.descendants(pid):
                 search.add(child, f"child of {parent}")
     _add_ray(search)
+    sessions = {folder for pid in search.why for folder in _sessions(rows[pid], "worker")}
     for row in rows.values():
         if row.gpus:
             search.add(row.pid, f"holds /dev/nvidia{row.gpus[0]}")
-        elif role_of(row, profile) is Role.DRIVER:
+        elif role_of(row, profile) is Role.DRIVER or _sessions(row, "driver") & sessions:
             search.add(row.pid, "drives the job")
     targets = [
         target
@@ -217,10 +239,18 @@ def role_of(row: ProcessRow, profile: EngineProfile) -> Role:
     return Role.OTHER
 
 
+def _sessions(row: ProcessRow, kind: str) -> set[str]:
+    """Return the folders of logs that a process writes to as a Ray ``worker`` or ``driver``."""
+    cores = map(_CORE_LOG.match, row.logs)
+    return {core[1] for core in cores if core is not None and core[2] == kind}
+
+
 def _role(search: _Search, row: ProcessRow, instances: Sequence[CapturedInstance]) -> Role:
     role = role_of(row, search.profile)
     if role is not Role.OTHER:
         return role
+    if _sessions(row, "driver"):
+        return Role.DRIVER
     # Children inherit the log of the server that started them.
     if row.pid in search.writers and row.ppid not in search.writers:
         return Role.API_SERVER
@@ -283,7 +313,24 @@ def _instance(
         for _, child in search.descendants(row.pid):
             if child in by_pid:
                 return by_pid[child]
-        # Under Ray nothing ties an engine to its server; with one server there is no question.
+        if (server := _caller(search, row, role, by_pid)) is not None:
+            return by_pid[server]
+        # Nothing but the raylet may tie an engine to its server; with one server there is no
+        # question.
         if len(instances) == 1:
             return instances[0]
     return None
+
+
+def _caller(
+    search: _Search, row: ProcessRow, role: Role, servers: Mapping[int, CapturedInstance]
+) -> int | None:
+    """Return the one server that calls an engine, or whose engine calls a worker."""
+    callers = {pid for pid, called in search.calls.items() if row.pid in called}
+    found = callers & servers.keys()
+    if role is Role.ENGINE_WORKER and not found:
+        engines = {
+            pid for pid in callers if role_of(search.rows[pid], search.profile) is Role.ENGINE
+        }
+        found = {pid for pid in servers if pid in search.calls and search.calls[pid] & engines}
+    return found.pop() if len(found) == 1 else None

@@ -79,6 +79,9 @@ LOOPS: Final = (
     (re.compile(r""), re.compile(r"^(run_busy_loop|worker_busy_loop|event_loop_\w+)$"), False),
 )
 
+# Ray runs the methods of an ordinary actor, and tasks, on the main thread above ``main_loop``.
+RAY_WORKER: Final = re.compile(r"(^|/)ray/_private/worker\.py$")
+
 # Ray runs each concurrency group of an async actor on a thread of this name, under uvloop.
 LOOP_THREAD: Final = re.compile(r"^AsyncIO Thread: ")
 THREAD_RUN: Final = re.compile(r"(^|/)threading\.py$")
@@ -204,6 +207,18 @@ def call_in_loop(thread: ThreadStack | ThreadMotion) -> tuple[Frame, ...]:
     Empty for a thread that runs no loop, and for one that is back in its loop.
     """
     return _call(thread)[0]
+
+
+def call_served(thread: ThreadStack | ThreadMotion) -> tuple[Frame, ...]:
+    """Return the frames of the method that a Ray process runs on its main thread, innermost first.
+
+    Empty for one that waits for its next call, and for any other thread. The method may wait for
+    good: whoever called it does so, too.
+    """
+    for i, frame in enumerate(thread.frames):
+        if frame.name == "main_loop" and RAY_WORKER.search(frame.file):
+            return thread.frames[:i]
+    return ()
 
 
 def _call(thread: ThreadStack | ThreadMotion) -> tuple[tuple[Frame, ...], bool]:

@@ -365,10 +365,12 @@ def _shared(dossier: Dossier) -> tuple[str, ...]:
     lines = []
     for row in shared_processes(dossier):
         threads = [thread for thread in dossier.threads if thread.pid == row.pid]
-        busy = [thread for thread in threads if not thread.idle]
-        frame = motion.telling_frame(busy[0].frames) if busy else None
+        telling = [t for t in threads if not t.idle] or [
+            t for t in threads if motion.call_served(t)
+        ]
+        frame = motion.telling_frame(telling[0].frames) if telling else None
         if frame is not None:
-            does = f"{_state(busy[0])} in {frame}"
+            does = f"{'waiting' if telling[0].idle else _state(telling[0])} in {frame}"
         else:
             does = "all threads wait for work" if threads else "no stack of it"
         state = f", state {row.state}" if row.state else ""

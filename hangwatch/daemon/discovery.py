@@ -46,7 +46,9 @@ _LOGS: Final = re.compile(r"--log[-_]dir[= ](\S+)")
 _RAYLET_LOG: Final = re.compile(r"^(/.+)/logs/raylet\.(?:out|err)$")
 
 # Logs of Ray's own C++ core: large, and no engine prints there.
-_NOT_OUTPUT: Final = re.compile(r"/(?:python-core-|events/|raylet\.|gcs_server\.|runtime_env)")
+_NOT_OUTPUT: Final = re.compile(
+    r"/(?:python-core-|(?:export_)?events/|raylet\.|gcs_server\.|runtime_env)"
+)
 
 
 def table() -> tuple[ProcessRow, ...]:

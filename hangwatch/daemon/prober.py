@@ -53,6 +53,12 @@ MAX_CANDIDATES: Final = 4
 SEARCH_EVERY: Final = 30.0
 """Seconds between searches for processes once everything is known."""
 
+HOLD: Final = 3.0
+"""Seconds that the end of a process under Ray is kept back: the raylet or the driver may follow.
+
+A Ray that is shut down ends its workers first, one after the other, itself last, 1 to 2 s later.
+"""
+
 _NEEDED: Final = (Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER)
 _PORT: Final = re.compile(r"--(?:server-)?port[= ](\d+)")
 _DIGITS: Final = re.compile(r"\d+")
@@ -129,6 +135,7 @@ class Server:
         candidates: Sockets that may speak HTTP, likeliest first.
         address: The one that does.
         kin: Its processes by number, itself among them.
+        hosts: Under Ray the raylet and the drivers, without which the server ends as well.
         released: Processes that turned out to belong to somebody else; told once more, as not
             needed, because what is merely left out counts as gone.
         told: What the daemon was told last.
@@ -141,6 +148,7 @@ class Server:
     candidates: tuple[Address, ...] = ()
     address: Address | None = None
     kin: dict[int, Watched] = field(default_factory=dict)
+    hosts: tuple[Watched, ...] = ()
     released: list[Watched] = field(default_factory=list)
     told: tuple[str, tuple[int, ...]] = ("", ())
     asking: set[str] = field(default_factory=set)
@@ -162,6 +170,7 @@ class Server:
         for pid in before.keys() - self.kin.keys():
             before[pid].needed = False
             self.released.append(before[pid])
+        self.hosts = self.hosts or self._hosts(targets)
         servers = [t for t in own if t.process.pid == self.pid or t.role is Role.API_SERVER]
         self.candidates = _candidates(servers)
         if self.address is not None and self.address not in self.candidates:
@@ -181,10 +190,26 @@ class Server:
             if t.process.pid != self.pid and t.process.pid in _line(self.pid, parents)
         ]
 
+    def _hosts(self, targets: tuple[Target, ...]) -> tuple[Watched, ...]:
+        by_pid = {target.process.pid: target for target in targets}
+        server = by_pid.get(self.pid)
+        raylet = by_pid.get(server.ppid) if server is not None else None
+        if raylet is None or raylet.role is not Role.RAY_SYSTEM:
+            return ()
+        drivers = [target for target in targets if target.role is Role.DRIVER]
+        return tuple(Watched(t.process, t.role, needed=False) for t in (raylet, *drivers))
+
     def look(self, at: Instant) -> tuple[ProcessVital, ...]:
-        """Return what is to be seen of its processes now."""
-        released, self.released = self.released, []
-        return tuple(watched.look(at) for watched in (*self.kin.values(), *released))
+        """Return what is to be seen of its processes now; nothing while that is kept back."""
+        vitals = tuple(watched.look(at) for watched in (*self.kin.values(), *self.released))
+        ended = [vital.since for vital in vitals if vital.needed and vital.ended]
+        if ended:
+            hosts = tuple(watched.look(at) for watched in self.hosts)
+            vitals += tuple(vital for vital in hosts if vital.ended)
+            if hosts and not any(vital.ended for vital in hosts) and at - min(ended) < HOLD:
+                return ()
+        self.released = []
+        return vitals
 
     def _watched(self, target: Target) -> Watched:
         known = self.kin.get(target.process.pid)
@@ -223,6 +248,7 @@ class Finder:
     def __init__(self, done: Callable[[Callable[[], None]], None]) -> None:
         self._done = done
         self._closer: dict[tuple[ProcessId, str], ProcessRow] = {}
+        self._tied: frozenset[int] = frozenset()
         self.searching = False
 
     def search(
@@ -249,21 +275,27 @@ class Finder:
         self, targets: tuple[Target, ...], found: Callable[[tuple[Target, ...]], None]
     ) -> None:
         self.searching = False
+        self._tied = frozenset(target.process.pid for target in targets if target.instance)
         found(targets)
 
     def _table(self, servers: frozenset[int]) -> tuple[ProcessRow, ...]:
-        """Return every process; closely looked at are servers, and what is new or renamed."""
+        """Return every process; closely looked at are servers, and what is new or renamed.
+
+        And processes of Ray, until their connections say whose they are.
+        """
         sockets = procfs.Sockets()
         closer = {}
         for row in procfs.read_table():
             key = (row.process, row.comm)
-            if key not in self._closer or row.pid in servers:
+            known = self._closer.get(key)
+            untied = known is not None and known.raylet and row.pid not in self._tied
+            if known is None or untied or row.pid in servers:
                 try:
                     closer[key] = procfs.look_closer(row, sockets)
                 except OSError:
                     continue
             else:
-                closer[key] = self._closer[key]
+                closer[key] = known
         self._closer = closer
         return tuple(closer.values())
 
@@ -370,8 +402,7 @@ class Prober:
         self._send(
             ProcessesSeen(instance=key, processes=vitals, at=at)
             for server in self._servers.values()
-            if server.kin
-            for vitals in [server.look(at)]
+            if server.kin and (vitals := server.look(at))
             for key in server.keys
         )
 

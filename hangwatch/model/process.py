@@ -52,6 +52,8 @@ class ProcessRow:
         gpus: Numbers of the ``/dev/nvidiaN`` that it has open.
         logs: Regular files that it has open for writing.
         listeners: TCP addresses that it listens on.
+        called: Addresses in its own network namespace that it holds TCP connections to, as
+            ``host:port``.
         raylet: The raylet that it belongs to by ``RAY_RAYLET_PID``, or ``None``.
     """
 
@@ -74,6 +76,7 @@ class ProcessRow:
     gpus: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
     listeners: tuple[Listener, ...] = ()
+    called: tuple[str, ...] = ()
     raylet: int | None = None
 
     @property

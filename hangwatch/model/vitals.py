@@ -113,6 +113,11 @@ class ProcessVital:
     read_bytes_per_s: float | None = None
     needed: bool = True
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone, or waits to be reaped."""
+        return self.state in ("", "Z", "X")
+
 
 class Motion(StrEnum):
     """What two samples of stacks say of an instance."""
@@ -135,6 +140,8 @@ class StackVital:
         frame: The innermost telling frame, ``function (file:line)``, or ``""``.
         pid: Process it belongs to.
         thread: Thread it belongs to.
+        suspended: The await that stood unmoved in two readings of the tasks while every thread
+            waited, and nothing that was awaited could be computed meanwhile; else ``""``.
     """
 
     at: Instant
@@ -142,6 +149,7 @@ class StackVital:
     frame: str = ""
     pid: int | None = None
     thread: str = ""
+    suspended: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

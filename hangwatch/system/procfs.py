@@ -50,6 +50,7 @@ PERMISSION_HINT: Final = (
 """What to do where a process may not be read."""
 
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, include/linux/sched.h
+_TCP_ESTABLISHED: Final = "01"
 _TCP_LISTEN: Final = "0A"
 _GPU: Final = re.compile(r"/dev/nvidia(\d+)$")
 _NOT_LOGS: Final = ("/dev/", "/proc/", "/sys/", "/memfd:")
@@ -281,18 +282,26 @@ def _written(pid: int, fd: int) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class _Tcp:
+    """The TCP sockets of one network namespace, by inode."""
+
+    listening: Mapping[int, Listener]
+    called: Mapping[int, str]  # the other end of a connection, where that is here, too
+
+
 class Sockets:
-    """Listening TCP sockets by inode, one table for each network namespace met."""
+    """TCP sockets by inode, one table for each network namespace met."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, Mapping[int, Listener]] = {}
+        self._tables: dict[str, _Tcp] = {}
 
     def of(self, pid: int, found: Mapping[int, str]) -> tuple[Listener, ...]:
         """Return what a process listens on, given what its descriptors lead to."""
-        inodes = {int(target[8:-1]) for target in found.values() if target.startswith("socket:[")}
+        inodes = _sockets(found)
         if not inodes:
             return ()
-        table = self._table(pid)
+        table = self._table(pid).listening
         return tuple(
             sorted(
                 (table[inode] for inode in inodes & table.keys()),
@@ -300,27 +309,55 @@ class Sockets:
             )
         )
 
-    def _table(self, pid: int) -> Mapping[int, Listener]:
+    def called(self, pid: int, found: Mapping[int, str]) -> tuple[str, ...]:
+        """Return which addresses of its own namespace a process is connected to."""
+        inodes = _sockets(found)
+        if not inodes:
+            return ()
+        table = self._table(pid).called
+        return tuple(sorted({table[inode] for inode in inodes & table.keys()}))
+
+    def _table(self, pid: int) -> _Tcp:
         try:
             namespace = read_link(pid, "ns/net")
         except OSError:
             namespace = "unknown"
         if namespace not in self._tables:
-            self._tables[namespace] = {
-                listener.inode: listener
-                for family in ("tcp", "tcp6")
-                for listener in _listening(pid, family)
-            }
+            self._tables[namespace] = _tcp(pid)
         return self._tables[namespace]
 
 
-def _listening(pid: int, family: str) -> Iterator[Listener]:
-    with contextlib.suppress(OSError):
-        for line in _read(pid, "net", family).decode("ascii", "replace").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == _TCP_LISTEN:
-                address, port = fields[1].split(":")
-                yield Listener(host=_host(address), port=int(port, 16), inode=int(fields[9]))
+def _sockets(found: Mapping[int, str]) -> set[int]:
+    return {int(target[8:-1]) for target in found.values() if target.startswith("socket:[")}
+
+
+def _tcp(pid: int) -> _Tcp:
+    """Read the table of the namespace that a process lives in."""
+    listening: dict[int, Listener] = {}
+    ends: dict[tuple[str, str], int] = {}  # (local, remote) to inode
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in _read(pid, "net", family).decode("ascii", "replace").splitlines()[1:]:
+                fields = line.split()
+                if len(fields) <= 9:
+                    continue
+                inode = int(fields[9])
+                if fields[3] == _TCP_LISTEN:
+                    address, port = fields[1].split(":")
+                    listening[inode] = Listener(
+                        host=_host(address), port=int(port, 16), inode=inode
+                    )
+                elif fields[3] == _TCP_ESTABLISHED:
+                    ends[_address(fields[1]), _address(fields[2])] = inode
+    # Both ends stand in one table: then the remote one is a process of this namespace.
+    called = {inode: far for (near, far), inode in ends.items() if (far, near) in ends}
+    return _Tcp(listening=listening, called=called)
+
+
+def _address(end: str) -> str:
+    address, port = end.split(":")
+    # A socket for both families has IPv4 callers under such a name.
+    return f"{_host(address).removeprefix('::ffff:')}:{int(port, 16)}"
 
 
 def _host(address: str) -> str:
@@ -367,6 +404,7 @@ def look_closer(row: ProcessRow, sockets: Sockets) -> ProcessRow:
             )
         ),
         listeners=sockets.of(row.pid, found),
+        called=sockets.called(row.pid, found),
     )
     with contextlib.suppress(OSError):
         row = replace(row, exe=read_link(row.pid, "exe"))

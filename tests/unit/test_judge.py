@@ -277,6 +277,15 @@ def test_an_instance_that_ended_without_work_is_gone():
     assert "gone" == word(replace(busy(running=0), processes=(process(""),)), LAST + 20)
 
 
+def test_an_instance_that_ended_together_with_its_ray_is_gone():
+    raylet = replace(process("", pid=9), role=Role.RAY_SYSTEM, needed=False)
+
+    verdict = judge(replace(busy(), processes=(process("Z"), raylet)), POLICY, Instant(LAST + 20))
+
+    assert ("gone", "ended") == (verdict.word, verdict.cause)
+    assert "raylet 9" in verdict.because[0]
+
+
 def test_an_orderly_shutdown_is_gone():
     assert "gone" == word(fold.signal(busy(), signal(Signal.STOPPED, LAST + 1), ()), LAST + 500)
 

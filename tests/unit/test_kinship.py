@@ -6,7 +6,7 @@ from dataclasses import replace
 from hangwatch.core.kinship import related
 from hangwatch.model.capture import CapturedInstance
 from hangwatch.model.identity import InstanceKey, ProcessId, Role
-from hangwatch.model.process import ProcessRow
+from hangwatch.model.process import Listener, ProcessRow
 from hangwatch.model.profile import EngineProfile, RolePattern
 
 PROFILE = EngineProfile(
@@ -96,6 +96,50 @@ def test_under_ray_every_sibling_of_the_same_raylet_is_kin():
         16: Role.RAY_WORKER,
         20: Role.DRIVER,
     } == {pid: target.role for pid, target in found.items()}
+
+
+def listener(port, host="::1"):
+    return Listener(host=host, port=port, inode=port)
+
+
+SESSION = "/tmp/ray/session_1/logs"
+FLEET = (
+    INIT,
+    row(10, comm="raylet", title="raylet --session-dir /tmp/ray"),
+    row(11, 10, "ray::run_lmdeploy_server_wrapper", called=("::1:121", "10.0.0.1:9000")),
+    row(12, 10, "ray::run_lmdeploy_server_wrapper", called=("::1:122",)),
+    row(21, 10, "ray::RayEngineWorker", listeners=(listener(121),), called=("::1:131", "::1:140")),
+    row(22, 10, "ray::RayEngineWorker", listeners=(listener(122, "::"),), called=("::1:140",)),
+    row(31, 10, "ray::RayWorkerWrapper", listeners=(listener(131),)),
+    row(40, 10, "ray::SharedStore", listeners=(listener(140),)),
+    row(41, 10, "ray::task", logs=(f"{SESSION}/python-core-worker-0a_41.log",)),
+    row(50, 1, "python train.py", logs=(f"{SESSION}/python-core-driver-01ff_50.log",)),
+    row(51, 1, "python x.py", logs=("/tmp/ray/session_2/logs/python-core-driver-01ff_51.log",)),
+)
+SERVERS = tuple(CapturedInstance(instance=InstanceKey(pid=pid), pid=pid) for pid in (11, 12))
+
+
+def test_under_ray_connections_say_which_server_an_engine_and_its_worker_serve():
+    found = by_pid(related(FLEET, seeds=(), profile=PROFILE, instances=SERVERS))
+
+    assert {11: "11", 12: "12", 21: "11", 22: "12", 31: "11", 40: ""} == {
+        pid: found[pid].instance for pid in (11, 12, 21, 22, 31, 40)
+    }
+
+
+def test_an_engine_that_two_servers_call_is_nobodys():
+    both = tuple(replace(r, called=("::1:121",)) if r.pid == 12 else r for r in FLEET)
+
+    found = by_pid(related(both, seeds=(), profile=PROFILE, instances=SERVERS))
+
+    assert "" == found[21].instance
+
+
+def test_the_driver_is_whoever_drives_the_same_ray_session():
+    found = by_pid(related(FLEET, seeds=(11,), profile=PROFILE))
+
+    assert Role.DRIVER is found[50].role
+    assert 51 not in found
 
 
 def test_a_worker_whose_parent_is_hidden_is_found_by_its_raylet_variable():

@@ -8,6 +8,7 @@ import pytest
 
 from hangwatch.core.motion import (
     call_in_loop,
+    call_served,
     is_idle,
     motion,
     parse_threads,
@@ -113,6 +114,14 @@ def test_under_uvloop_the_name_of_the_thread_stands_for_the_loops_frame():
     blocked = stack((RAY_GET, FETCH, THREAD_RUN), name="AsyncIO Thread: default")
 
     assert (RAY_GET, FETCH) == call_in_loop(blocked)
+
+
+def test_a_ray_actor_that_waits_inside_a_method_serves_a_call():
+    method = Frame(function="SharedStore.get", file="/app/store.py", line=9)
+    idle = Frame(function="Worker.main_loop", file=SITE + "ray/_private/worker.py", line=1069)
+
+    assert (WAIT, method) == call_served(stack((WAIT, method, idle)))
+    assert () == call_served(stack((idle,)))
 
 
 def test_the_telling_frame_is_the_innermost_that_is_not_standard_library():
