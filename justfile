@@ -40,3 +40,7 @@ docs:
 # regenerate the figures that the docs publish (minutes)
 proof:
     {{python}} -m benchmarks
+
+# write dist/hangwatch-rescue.py, the one file that needs no installation
+rescue:
+    {{python}} tools/make_rescue.py

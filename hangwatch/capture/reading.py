@@ -1,7 +1,8 @@
 """From paths to a diagnosis: what ``diagnose``, ``report`` and the bundle's writer share.
 
 A bundle brings what the detector said at the time, and is diagnosed by the rules of today. Loose
-evidence is replayed, with what the snapshots say of the engines at its end.
+evidence is replayed, with what the snapshots say of the engines at its end. What
+``hangwatch-rescue.py`` printed is loose evidence in one file, which knows when it was taken.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hangwatch.core.diagnosis import diagnose
 from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, place
 from hangwatch.core.redaction import Redactor
 from hangwatch.core.replay import instances, replay
+from hangwatch.core.rescue import Rescued, unpack
 from hangwatch.errors import ConfigError, NotABundleError
 from hangwatch.model.dossier import Diagnosis, Dossier
 from hangwatch.model.policy import Policy
@@ -122,15 +124,25 @@ def _loose(
     zone: tzinfo | None,
     profile: EngineProfile,
 ) -> Dossier:
+    rescued = _rescued(files, profile)
+    now = now or rescued.ended
     zone = zone or (now.tzinfo if now is not None else None) or datetime.now().astimezone().tzinfo
     assert zone is not None
-    if files.logs:
-        material = logmaterial.read(files.logs, profiles=(profile,), zone=zone, until=now)
+    if files.logs or rescued.logs:
+        material = logmaterial.read(
+            files.logs,
+            profiles=(profile,),
+            zone=zone,
+            until=now,
+            held=rescued.logs,
+            writers=rescued.writers,
+        )
     else:
         material = logmaterial.of({}, profiles=(profile,), zone=zone, until=now)
     until = material.epoch.instant_of(now) if now is not None else material.ends_at
     redactor = Redactor()
-    kept, withheld = loose.redacted(files.files, redactor)
+    # What somebody collected by hand beside it is newer than what the rescue found.
+    kept, withheld = loose.redacted({**rescued.files, **files.files}, redactor)
 
     profiles = {profile.name: profile}
     seen = loose.snapshots(
@@ -151,5 +163,24 @@ def _loose(
         profile=profile,
         redactor=redactor,
         sizes=files.sizes,
-        problems=(*files.problems, *withheld),
+        problems=(*files.problems, *rescued.problems, *withheld),
     )
+
+
+def _rescued(files: EvidenceFiles, profile: EngineProfile) -> Rescued:
+    """Return what the rescue printed, nothing if there is no such document.
+
+    Raises:
+        NotABundleError: It is damaged, or there are several.
+    """
+    if len(files.rescues) > 1:
+        raise NotABundleError(
+            f"{' and '.join(sorted(files.rescues))} are of several machines or moments: give one "
+            "of them at a time"
+        )
+    for name, data in files.rescues.items():
+        try:
+            return unpack(data, profile)
+        except ValueError as error:
+            raise NotABundleError(f"{name}: {error}") from error
+    return Rescued()

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, place
+from hangwatch.core.rescue import is_rescue
 from hangwatch.errors import NotABundleError
 
 MAX_FILE: Final = 64 << 20
@@ -28,6 +29,9 @@ MAX_TOTAL: Final = 512 << 20
 """Bytes of all files: twenty times the size that a bundle may have when packed."""
 
 MAX_FILES: Final = 20_000
+
+RESCUE_HEAD: Final = 256
+"""Bytes at the beginning of a file that tell whether it is a document of the rescue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class EvidenceFiles:
         sizes: Bytes of every file, logs too.
         logs: Paths on disk to read beats from; empty for a packed bundle.
         problems: What was not read, one sentence each.
+        rescues: Documents of ``hangwatch-rescue.py`` by path, not among ``files``; known by
+            how they begin, whatever they are called.
     """
 
     origin: str
@@ -47,6 +53,7 @@ class EvidenceFiles:
     sizes: Mapping[str, int]
     logs: tuple[Path, ...] = ()
     problems: tuple[str, ...] = ()
+    rescues: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def is_bundle(self) -> bool:
@@ -85,9 +92,10 @@ class _Shelf:
     files: dict[str, bytes] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    rescues: dict[str, bytes] = field(default_factory=dict)
     left: int = MAX_TOTAL
 
-    def put(self, name: str, stream: IO[bytes], *, keep: bool = True) -> None:
+    def put(self, name: str, stream: IO[bytes]) -> None:
         """Read one file, at most ``MAX_FILE`` and what is left of ``MAX_TOTAL``."""
         limit = min(MAX_FILE, self.left)
         data = stream.read(limit + 1)
@@ -96,8 +104,8 @@ class _Shelf:
             return
         self.left -= len(data)
         self.sizes[name] = len(data)
-        if keep:
-            self.files[name] = data
+        shelf = self.rescues if is_rescue(data[:RESCUE_HEAD]) else self.files
+        shelf[name] = data
 
 
 def _folder(root: Path) -> EvidenceFiles:
@@ -128,8 +136,9 @@ def _folder(root: Path) -> EvidenceFiles:
         sizes=shelf.sizes,
         logs=(root,) if logs else (),
         problems=tuple(shelf.problems),
+        rescues=shelf.rescues,
     )
-    if not logs and not any(_known(name) for name in shelf.files):
+    if not logs and not shelf.rescues and not any(_known(name) for name in shelf.files):
         raise NotABundleError(
             f"{root} holds neither a bundle nor loose evidence: give the folder with "
             "threads.json, procs.json, health.json or a log in it"
@@ -177,7 +186,7 @@ def _single(paths: tuple[Path, ...]) -> EvidenceFiles:
         if path.is_dir():
             raise NotABundleError(f"{path} is a folder: give it alone, or only files")
         kind = place(path.name).kind
-        if kind in (Kind.LOG, Kind.OTHER):
+        if kind in (Kind.LOG, Kind.OTHER) and not _begins_as_rescue(path):
             logs.append(path)
             shelf.sizes[path.name] = path.stat().st_size
             continue
@@ -189,7 +198,13 @@ def _single(paths: tuple[Path, ...]) -> EvidenceFiles:
         sizes=shelf.sizes,
         logs=tuple(logs),
         problems=tuple(shelf.problems),
+        rescues=shelf.rescues,
     )
+
+
+def _begins_as_rescue(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return is_rescue(stream.read(RESCUE_HEAD))
 
 
 def _is_archive(path: Path) -> bool:

@@ -50,6 +50,8 @@ def read(
     profiles: Iterable[EngineProfile],
     zone: tzinfo,
     until: datetime | None = None,
+    held: Mapping[str, bytes] | None = None,
+    writers: Mapping[str, int] | None = None,
 ) -> LogMaterial:
     """Return what stands in *paths*, in virtual time.
 
@@ -58,12 +60,14 @@ def read(
         profiles: Engines to look for.
         zone: Zone of naive stamps.
         until: When the evaluation will end.
+        held: Further logs that are already in memory, by path.
+        writers: The process that writes a log of *held*, where that is known.
 
     Raises:
         UsageError: A path is not there, or holds no log.
     """
     engines = tuple(profiles)
-    streams: list[Stream] = []
+    streams = _held(held or {}, engines, writers or {})
     problems: list[str] = []
     for path in paths:
         if not path.exists():
@@ -97,12 +101,18 @@ def of(
         until: When the evaluation will end.
     """
     engines = tuple(profiles)
+    return lay_out(_held(files, engines, {}), profiles=engines, zone=zone, until=until)
+
+
+def _held(
+    files: Mapping[str, bytes], profiles: Sequence[EngineProfile], writers: Mapping[str, int]
+) -> list[Stream]:
     families = _families(name for name in files if place(name).kind is Kind.LOG)
-    streams = [
-        _scan([io.BytesIO(files[part]) for part in parts], name, engines)
-        for name, parts in families.items()
-    ]
-    return lay_out(streams, profiles=engines, zone=zone, until=until)
+    streams = []
+    for name, parts in families.items():
+        stream = _scan([io.BytesIO(files[part]) for part in parts], name, profiles)
+        streams.append(stream if stream.pid else replace(stream, pid=writers.get(name)))
+    return streams
 
 
 def _families(names: Iterable[str]) -> dict[str, list[str]]:
