@@ -24,7 +24,7 @@ from hangwatch import registry
 from hangwatch.capture import census
 from hangwatch.capture.pool import Pool
 from hangwatch.capture.rooms import Rooms
-from hangwatch.core import kinship, motion, planning
+from hangwatch.core import awaiting, kinship, motion, planning
 from hangwatch.errors import ConfigError
 from hangwatch.model.capture import (
     CapturedInstance,
@@ -43,7 +43,7 @@ from hangwatch.model.capture import (
     Step,
     Target,
 )
-from hangwatch.model.dossier import ThreadStack
+from hangwatch.model.dossier import TaskMotion, TaskReading, TaskRecord, ThreadStack
 from hangwatch.model.identity import Role
 from hangwatch.model.observation import ProcessesSeen, StacksSeen
 from hangwatch.model.process import ProcessRow
@@ -310,6 +310,13 @@ class _Capture:
             stacks = [stack for t in (*own, *shared) for stack in threads[t.process.pid]]
             if stacks:
                 vital = motion.stack_vital(stacks, at=at, profile=self._profile)
+                asked = (*own, *shared)
+                vital = awaiting.with_tasks(
+                    vital,
+                    self._tasks(asked),
+                    motion.threads(stacks),
+                    {t.process.pid: t.role for t in asked},
+                )
                 seen.append(StacksSeen(instance=instance.instance, stacks=vital))
         return tuple(seen)
 
@@ -324,6 +331,20 @@ class _Capture:
                         path.read_bytes(), target.process.pid, sample, f"{target.folder}/{name}"
                     )
         return found
+
+    def _tasks(self, targets: tuple[Target, ...]) -> tuple[TaskMotion, ...]:
+        records: list[TaskRecord] = []
+        readings: list[TaskReading] = []
+        for target in targets:
+            for sample in (1, 2):
+                path = self._rooms.place(target.folder) / planning.file_name(
+                    "tasks", ".json", sample
+                )
+                if path.exists():
+                    found, reading = awaiting.parse(path.read_bytes(), target.process.pid, sample)
+                    records += found
+                    readings.append(reading)
+        return awaiting.tasks(records, readings)
 
     def _processes(self, targets: tuple[Target, ...], at: Instant) -> tuple[ProcessesSeen, ...]:
         rows: dict[int, Mapping[str, Any]] = {}

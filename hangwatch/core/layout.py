@@ -32,6 +32,7 @@ class Kind(StrEnum):
     REPORT = "report"
     BEATS = "beats"
     THREADS = "threads"
+    TASKS = "tasks"
     PROCESSES = "processes"
     HEALTH = "health"
     METRICS = "metrics"
@@ -55,6 +56,7 @@ _KINDS: Final = (
     (re.compile(r"arrival\.txt|replay\.json"), Kind.REPLAY),
     (re.compile(r"beats\.csv"), Kind.BEATS),
     (re.compile(r"threads(\d?)\.json"), Kind.THREADS),
+    (re.compile(r"tasks(\d?)\.json"), Kind.TASKS),
     (re.compile(r"procs(\d?)\.json"), Kind.PROCESSES),
     (re.compile(r"health(\d?)\.json"), Kind.HEALTH),
     (re.compile(r"metrics(\d?)\.prom"), Kind.METRICS),

@@ -1,7 +1,8 @@
 """Files to a dossier: one parser for bundles, for unpacked ones and for loose evidence.
 
 *Loose evidence v1* are files that anybody can make by hand: ``threads.json`` (a list as
-``py-spy dump --json`` writes it; several processes behind each other), ``procs.json`` (a list of
+``py-spy dump --json`` writes it; several processes behind each other), ``tasks.json`` (what
+``hangwatch tasks --json`` prints; several processes behind each other), ``procs.json`` (a list of
 objects with ``pid``, ``role``, ``state`` …), ``health.json`` (``http``, ``status``, ``message``
 or ``error``), ``metrics.prom`` (Prometheus text, or a JSON list of its lines), ``gpu.csv``
 (``nvidia-smi --query-gpu --format=csv``), ``gpu.err``, ``kmsg.txt``, ``stack_PID.txt``,
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hangwatch.core import endpoints, motion
+from hangwatch.core import awaiting, endpoints, motion
 from hangwatch.core.codec import CodecError, from_plain
 from hangwatch.core.hindsight import onset
 from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, Place, place
@@ -35,6 +36,8 @@ from hangwatch.model.dossier import (
     HealthRecord,
     MetricSample,
     ProcessRecord,
+    TaskReading,
+    TaskRecord,
     ThreadStack,
 )
 from hangwatch.model.identity import InstanceKey, Role
@@ -90,6 +93,8 @@ class _Parsed:
     """What the files hold, in the order of their names."""
 
     stacks: list[ThreadStack] = field(default_factory=list)
+    tasks: list[TaskRecord] = field(default_factory=list)
+    task_readings: list[TaskReading] = field(default_factory=list)
     processes: list[tuple[int, ProcessRecord]] = field(default_factory=list)
     health: list[HealthRecord] = field(default_factory=list)
     metrics: list[MetricSample] = field(default_factory=list)
@@ -196,6 +201,8 @@ def dossier(
         stalls=result.stalls,
         stacks=tuple(parsed.stacks),
         threads=motion.threads(parsed.stacks),
+        tasks=awaiting.tasks(parsed.tasks, parsed.task_readings),
+        task_readings=tuple(parsed.task_readings),
         processes=tuple(row for sample, row in parsed.processes if sample == last),
         earlier_processes=tuple(row for sample, row in parsed.processes if sample != last),
         processes_complete=bool(manifest) and bool(parsed.processes),
@@ -243,6 +250,16 @@ def _read_threads(
     parsed: _Parsed, where: Place, data: bytes, _profile: EngineProfile, _at: Instant
 ) -> None:
     parsed.stacks += motion.parse_threads(data, where.pid, where.sample, where.path)
+
+
+def _read_tasks(
+    parsed: _Parsed, where: Place, data: bytes, _profile: EngineProfile, _at: Instant
+) -> None:
+    for piece, line in awaiting.documents(data):
+        records, reading = awaiting.parse(piece, where.pid, where.sample, where.path, line)
+        parsed.tasks += records
+        parsed.task_readings.append(reading)
+        parsed.problems += [f"{where.path}: {problem}" for problem in reading.problems[:3]]
 
 
 def _read_processes(
@@ -392,6 +409,7 @@ def _read_facts(
 
 _READERS: Final[Mapping[Kind, Callable[[_Parsed, Place, bytes, EngineProfile, Instant], None]]] = {
     Kind.THREADS: _read_threads,
+    Kind.TASKS: _read_tasks,
     Kind.PROCESSES: _read_processes,
     Kind.HEALTH: _read_health,
     Kind.METRICS: _read_metrics,
@@ -401,7 +419,7 @@ _READERS: Final[Mapping[Kind, Callable[[_Parsed, Place, bytes, EngineProfile, In
     Kind.KERNEL_STACK: _read_kernel_stack,
     Kind.FACTS: _read_facts,
 }
-_JSON_KINDS: Final = frozenset((Kind.THREADS, Kind.PROCESSES, Kind.HEALTH, Kind.FACTS))
+_JSON_KINDS: Final = frozenset((Kind.THREADS, Kind.TASKS, Kind.PROCESSES, Kind.HEALTH, Kind.FACTS))
 
 
 def _object(files: Mapping[str, bytes], name: str, problems: list[str]) -> dict[str, Any]:
@@ -557,5 +575,10 @@ def _stacks_seen(
         owner = owners.of(stack.pid)
         if owner is not None:
             by_owner.setdefault(owner, []).append(stack)
+    tasks = awaiting.tasks(parsed.tasks, parsed.task_readings)
+    roles = {row.pid: role_of(row.role) for _, row in parsed.processes}
     for owner, stacks in by_owner.items():
-        yield StacksSeen(instance=owner, stacks=motion.stack_vital(stacks, at=at, profile=profile))
+        vital = motion.stack_vital(stacks, at=at, profile=profile)
+        own = [task for task in tasks if owners.of(task.pid) == owner]
+        vital = awaiting.with_tasks(vital, own, motion.threads(stacks), roles)
+        yield StacksSeen(instance=owner, stacks=vital)

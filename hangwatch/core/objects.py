@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,32 @@ def objects(data: bytes) -> Iterator[tuple[Mapping[str, Any], int]]:
             return
         yield value, line
         line += text.count("\n", start, end)
+        position = end
+
+
+def listed(data: bytes, key: str) -> Iterator[tuple[Any, int]]:
+    """Yield each item of the list under the first *key* of a JSON text, and its line, from 1.
+
+    Ends quietly where the text was cut short, and yields nothing where there is no such list.
+    """
+    text = data.decode("utf-8", "replace")
+    begin = re.search(rf'"{re.escape(key)}"\s*:\s*\[', text)
+    if begin is None:
+        return
+    decoder = json.JSONDecoder()
+    position, line = begin.end(), 1 + text.count("\n", 0, begin.end())
+    between = re.compile(r"[\s,]*")
+    while (gap := between.match(text, position)) is not None:
+        line += text.count("\n", position, gap.end())
+        position = gap.end()
+        if text[position : position + 1] in ("]", ""):
+            return
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            return
+        yield value, line
+        line += text.count("\n", position, end)
         position = end
 
 

@@ -8,7 +8,8 @@ Four kinds of things are private, and each is treated in its own way:
 1. *Secrets* (keys, tokens, passwords, credentials in URLs) are masked. They are found by the form
    that their issuers gave them, by the name in front of them (``api_key=``, ``--api-key``,
    ``Authorization:``) and inside base64.
-2. *What users asked* (prompts, messages, token ids) is withheld from logs, with its size. A
+2. *What users asked* (prompts, messages, token ids) is withheld from logs and from the names of
+   tasks, with its size. A
    prompt that runs over its line takes the following lines with it until one looks like a log
    line again.
 3. *Who and where* (host and pod names, addresses, users, e-mail addresses) becomes a stable name:
@@ -267,6 +268,10 @@ _COMMON_WORDS: Final = frozenset(
     )
 )
 
+_TASKS_FILE: Final = re.compile(r"tasks\d?\.json")
+# Names of tasks stand in these places of ``hangwatch.tasks/1``, in problems behind "task '".
+_TASK_NAME: Final = re.compile(rb'("(?:name|task|from|to|where)":\s*)("(?:[^"\\]|\\.)*")')
+
 TEXT_SUFFIXES: Final = frozenset(
     (".json", ".jsonl", ".txt", ".csv", ".prom", ".md", ".log", ".out", ".err", ".tsv", ".html")
 )
@@ -323,6 +328,8 @@ class Redactor:
             raise WithheldError(f"{pure.name} is of no kind that can be redacted")
         if pure.name.startswith("environ") and pure.suffix == ".json":
             return self._environment_file(data)
+        if _TASKS_FILE.fullmatch(pure.name):
+            return self._json(self._task_names(data))
         if pure.suffix == ".json":
             return self._json(data)
         return self.text(data, log=_log_name(pure.name))
@@ -617,6 +624,20 @@ class Redactor:
             raise WithheldError("the environment is not a JSON object")
         kept = self.environment({str(k): str(v) for k, v in variables.items()})
         return (json.dumps(kept, indent=1, sort_keys=True) + "\n").encode()
+
+    def _task_names(self, data: bytes) -> bytes:
+        """Withhold what users asked from names of tasks: a program may name them by anything."""
+
+        def rename(match: re.Match[bytes]) -> bytes:
+            try:
+                name = str(json.loads(match[2]))
+            except ValueError:
+                return match[0]
+            kept = self.text(name.encode("utf-8", "surrogateescape"), log=True)
+            shown = kept.decode("utf-8", "replace")
+            return match[0] if shown == name else match[1] + json.dumps(shown).encode("ascii")
+
+        return _TASK_NAME.sub(rename, data)
 
 
 def _is_json(data: bytes) -> bool:

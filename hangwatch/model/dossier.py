@@ -71,7 +71,7 @@ class Frame:
         return "/".join(parts[-2:]) if len(parts) > 2 else self.file
 
     def __str__(self) -> str:
-        return f"{self.function} ({self.short_file}:{self.line})"
+        return f"{self.function} ({self.short_file}:{self.line or '?'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,106 @@ class ThreadMotion:
     idle: bool = False
     active: bool = False
     owns_gil: bool = False
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """What the innermost await of a task is about.
+
+    Attributes:
+        kind: Class of it: ``lock``, ``event``, ``queue``, ``future``, ``sleep`` …
+        detail: What is known of it, for people: ``Queue.get: 0 of 10 items, 3 getters``.
+        object: Address of the awaited object in its process, or ``None``.
+        tasks: Ids of the tasks that it waits for, the holders of a lock among them.
+        due_in: Seconds until a sleep ends, negative if overdue; ``None`` for what is no sleep.
+    """
+
+    kind: str = ""
+    detail: str = ""
+    object: int | None = None
+    tasks: tuple[int, ...] = ()
+    due_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecord:
+    """One asyncio task of one process in one sample.
+
+    Attributes:
+        pid: Process.
+        sample: 1 or 2.
+        id: Its address in the process.
+        name: Its name there.
+        state: ``pending``, ``running``, ``done`` or ``cancelled``.
+        chain: Its await chain, outermost coroutine first.
+        awaits: What the innermost await is about.
+        loop: Id of its event loop, 0 where unknown.
+        waiter: Address of the future that will wake it, or ``None``.
+        torn: How it changed while it was read; ``""`` if it did not.
+        citation: Where it stands.
+    """
+
+    pid: int
+    sample: int
+    id: int
+    name: str
+    state: str
+    chain: tuple[Frame, ...]
+    awaits: Awaited = Awaited()
+    loop: int = 0
+    waiter: int | None = None
+    torn: str = ""
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMotion:
+    """One task over both samples; as of the last one.
+
+    Attributes:
+        pid: Process.
+        id: Its address in the process.
+        name: Its name there.
+        state: ``pending``, ``running``, ``done`` or ``cancelled``.
+        chain: Its await chain, outermost coroutine first.
+        awaits: What the innermost await is about.
+        loop: Id of its event loop, 0 where unknown.
+        moved: Whether it is elsewhere than before, or new; ``None`` if its process was read once.
+        deadlocked: Whether it is part of a cycle of tasks that wait for each other.
+        citation: Where it stands.
+    """
+
+    pid: int
+    id: int
+    name: str
+    state: str
+    chain: tuple[Frame, ...]
+    awaits: Awaited = Awaited()
+    loop: int = 0
+    moved: bool | None = None
+    deadlocked: bool = False
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReading:
+    """What one reading of a process says beside its tasks.
+
+    Attributes:
+        pid: Process.
+        sample: 1 or 2.
+        threads: By id of an event loop, the kernel id of the thread that runs it.
+        cycles: Deadlocks: ids of tasks, each waiting for the next, the last for the first.
+        problems: What could not be read, one sentence each.
+        citation: The file.
+    """
+
+    pid: int
+    sample: int
+    threads: Mapping[int, int] = field(default_factory=dict)
+    cycles: tuple[tuple[int, ...], ...] = ()
+    problems: tuple[str, ...] = ()
     citation: Citation | None = None
 
 
@@ -263,6 +363,8 @@ class Dossier:
         stalls: Stalls that ended by themselves.
         stacks: Every thread in every sample.
         threads: Every thread over both samples.
+        tasks: Every asyncio task over both samples.
+        task_readings: What was read beside them, every sample.
         processes: As of the last sample; earlier ones in ``earlier_processes``.
         processes_complete: Whether the table lists every process there was.
         gpus: Every row of every sample.
@@ -291,6 +393,8 @@ class Dossier:
     stalls: tuple[RecordStall, ...] = ()
     stacks: tuple[ThreadStack, ...] = ()
     threads: tuple[ThreadMotion, ...] = ()
+    tasks: tuple[TaskMotion, ...] = ()
+    task_readings: tuple[TaskReading, ...] = ()
     processes: tuple[ProcessRecord, ...] = ()
     earlier_processes: tuple[ProcessRecord, ...] = ()
     processes_complete: bool = False

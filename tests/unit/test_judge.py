@@ -329,6 +329,62 @@ def test_stacks_that_wait_where_idle_engines_wait_say_nothing():
     assert "suspected_hang" == word(fold.stacks(busy(), stacks(Motion.WAITING)), LAST + 131)
 
 
+SUSPENDED = replace(stacks(Motion.WAITING), suspended="forward (agent.py:120)", frame="")
+QUIET = process("S", cpu_pct=2.0, vol_ctxt_per_s=40.0)
+
+
+def suspended(vitals: Vitals, *processes: ProcessVital) -> Vitals:
+    return replace(
+        vitals,
+        stacks=replace(SUSPENDED, at=Instant(LAST + 36)),
+        processes=processes or (QUIET,),
+    )
+
+
+def test_an_await_that_did_not_move_while_nothing_computes_needs_three_intervals_only():
+    verdict = judge(suspended(busy()), POLICY, Instant(LAST + 37))
+
+    assert ("hung", "await-never-completes", Confidence.MEDIUM) == (
+        verdict.word,
+        verdict.cause,
+        verdict.confidence,
+    )
+    assert any("forward (agent.py:120)" in sentence for sentence in verdict.because)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"cpu_pct": 95.0, "vol_ctxt_per_s": 40.0},
+        {"cpu_pct": 5.0, "vol_ctxt_per_s": 900.0},
+        {"cpu_pct": None, "vol_ctxt_per_s": None},
+    ],
+    ids=["computes", "polls", "not known"],
+)
+def test_an_await_that_did_not_move_may_be_a_prefill_as_long_as_something_may_compute(
+    facts: dict[str, float | None],
+):
+    worker = process("S", pid=8, **facts)
+
+    assert "ok" == word(suspended(busy(), QUIET, worker), LAST + 37)
+
+
+def test_awaits_that_did_not_move_are_idleness_where_no_work_is_in_flight():
+    assert "idle" == word(suspended(busy(running=0)), LAST + 3600)
+
+
+def test_awaits_that_did_not_move_prove_nothing_where_work_is_unknown():
+    last = busy().last
+    assert last is not None
+    unknown = replace(last, running=None, waiting=None, routed=None)
+
+    assert "hung" != word(suspended(replace(busy(), last=unknown)), LAST + 3600)
+
+
+def test_fresh_beats_outrank_awaits_that_did_not_move():
+    assert "ok" == word(fold.beat(suspended(busy()), beat(LAST + 40).beat, fresh=True), LAST + 41)
+
+
 def test_beats_that_go_on_with_zero_tokens_and_work_are_a_stuck_scheduler():
     vitals = busy()
     for second in range(10, 200, 10):
