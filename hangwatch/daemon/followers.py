@@ -98,6 +98,11 @@ class Followers:
         """The logs that are followed now."""
         return tuple(self._found)
 
+    def pid_of(self, source: str) -> int | None:
+        """Return the process that prints a log, where its name or its finder says so."""
+        found = self._found.get(source)
+        return found.pid if found is not None else None
+
     @property
     def offsets(self) -> dict[str, Any]:
         """How far each follower has read, to be kept."""

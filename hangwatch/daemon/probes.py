@@ -125,9 +125,10 @@ class Probes:
                     address = str(message.get("address", ""))
                     pids = tuple(int(pid) for pid in message.get("pids", ()))
                     self._roster.find(instance, url=address, kin=pids)
-                    log.info(
-                        "hangwatch.server_found", instance=instance.name, url=address, pids=pids
-                    )
+                    if address:  # the processes alone are known a moment earlier
+                        log.info(
+                            "hangwatch.server_found", instance=instance.name, url=address, pids=pids
+                        )
                 case _:
                     pass
         except (CodecError, KeyError, ValueError) as error:

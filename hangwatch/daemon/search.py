@@ -84,6 +84,7 @@ class Search:
         self._sessions = False
         self._kin: dict[int, None] = {}
         self._owners: tuple[str, ...] = ()
+        self._seen: dict[str, RaySession] = {}
         self._ask_at = clock.now()
         self._keeper: Keeper | None = None
 
@@ -158,7 +159,9 @@ class Search:
                     tuple[RaySession, ...], message["sessions"]
                 )
                 for session in sessions:
-                    self._found(session)
+                    if self._seen.get(session.folder) != session:
+                        self._found(session)
+                self._seen = {session.folder: session for session in sessions}
             case "kin":
                 kin: Kin = from_plain(Kin, message["kin"])
                 self._kin.pop(kin.pid, None)

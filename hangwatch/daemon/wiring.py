@@ -47,6 +47,7 @@ from hangwatch.daemon.state import StateDirectory, ensure_key
 from hangwatch.errors import ConfigError, OutputError, TargetNotFoundError
 from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
 from hangwatch.model.discovery import Kin, RaySession
+from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, Transition
 from hangwatch.model.observation import (
     Action,
@@ -120,6 +121,7 @@ class Watch:
         self._stopping_since: Instant | None = None
         self._roster = Roster()
         self._history = History()
+        self._told: dict[str, dict[str, Any]] = {}
         self._lost: str = ""
         self._save_soon = False
 
@@ -295,8 +297,12 @@ class Watch:
                 self._save_soon = True
             case UpdateCapture(incident=incident):
                 self._responder.update(incident)
-                self._say("joined", **self._facts(incident))
+                facts = self._facts(incident)
+                if facts != self._told.get(incident.id):
+                    self._told[incident.id] = facts
+                    self._say("joined", **facts)
             case CloseIncident(incident=incident):
+                self._told.pop(incident.id, None)
                 log.info(
                     "hangwatch.incident_closed",
                     incident=incident.id,
@@ -327,7 +333,7 @@ class Watch:
             self._roster.drop(transition.instance)
 
     def _announce(self, incident: Incident) -> None:
-        facts = self._facts(incident)
+        facts = self._told[incident.id] = self._facts(incident)
         log.warning("hangwatch.incident_began", **facts)
         self._say("incident", **facts)
 
@@ -377,6 +383,8 @@ class Watch:
     def _request(self, incident: Incident) -> CaptureRequest:
         members = tuple(member.instance for member in incident.members)
         others = tuple(k for k in self._roster.processes() if k not in members)
+        retired = self._retired()
+        logs, beats = self._followers.sources, self._history.beats
         return CaptureRequest(
             id=incident.id,
             kind=CaptureKind.INCIDENT,
@@ -396,12 +404,23 @@ class Watch:
                 for key in (*members, *others)
             ),
             seeds=tuple(dict.fromkeys((*self._roster.kin_of(members), *self._pids))),
-            logs=self._followers.sources,
-            beats=self._history.beats[-MAX_TOLD_BEATS:],
+            logs=tuple(log for log in logs if self._followers.pid_of(log) not in retired.values()),
+            beats=tuple(b for b in beats if b.instance not in retired)[-MAX_TOLD_BEATS:],
             transitions=self._history.transitions,
             settings=self._resolved.as_rows(),
             state=str(self._settings.state),
         )
+
+    def _retired(self) -> Mapping[InstanceKey, int]:
+        """Return the instances that are gone, with their pids; a bundle is not about them."""
+        assert self.loop is not None
+        tracked = self.loop.state.instances
+        alive = {key.pid for key, of in tracked.items() if not isinstance(of.verdict, Gone)}
+        return {
+            key: key.pid or 0
+            for key, of in tracked.items()
+            if isinstance(of.verdict, Gone) and key.pid not in alive
+        }
 
     # Finding
 

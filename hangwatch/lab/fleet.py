@@ -187,7 +187,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     folder, name = fleet.folder, fleet.session
-    title = f"raylet --session-dir={name} --temp-dir={folder} --log-dir={name}/logs"
+    # Cut where our own command line is shorter; what may be cut stands last.
+    title = f"raylet --session-dir={name} --temp-dir={folder}"
     lab.set_title(title, "raylet")
     try:
         fleet.run()
