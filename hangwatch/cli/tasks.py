@@ -7,6 +7,8 @@ import time
 
 import click
 
+from hangwatch import registry
+from hangwatch.core.codec import to_plain
 from hangwatch.errors import HangwatchError, TargetNotFoundError
 from hangwatch.remote import (
     ProcessGoneError,
@@ -17,6 +19,7 @@ from hangwatch.remote import (
     attach,
     document,
     grouping,
+    probes,
     procfs,
     text,
 )
@@ -61,13 +64,20 @@ def command(  # noqa: PLR0917  # one parameter an option
         if watch:
             _watch(process, form, all_threads, interval, count)
         else:
-            snapshot = process.tasks()
+            snapshot = process.tasks(state=_state())
             threads = _threads(process, form, all_threads)
             _print(snapshot, threads, form, all_threads)
     except ProcessGoneError as error:
         raise TargetNotFoundError(str(error)) from None
     except RemoteError as error:
         raise HangwatchError(str(error)) from None
+
+
+def _state() -> tuple[probes.Table, ...]:
+    """Return the state probes of all engines: those of others find nothing to hang on."""
+    return probes.tables(
+        to_plain([table for profile in registry.profiles().values() for table in profile.state])
+    )
 
 
 def _threads(process: RemotePython, form: str | None, wanted: bool) -> tuple[Thread, ...]:
@@ -89,6 +99,7 @@ def _print(
         lines += text.graph(snapshot)
     else:
         lines += text.grouped(snapshot, threads)
+        lines += text.state(snapshot)
     if all_threads:
         lines += text.stacks(threads)
     click.echo("\n".join(lines))
@@ -108,16 +119,18 @@ def _watch(
             if before is not None:
                 time.sleep(interval)
             now = procfs.switches(process.pid)
-            snapshot = process.tasks()
+            snapshot = process.tasks(state=_state())
             moved = grouping.motion(before, snapshot, ticks, now) if before else None
             if form == "json":
                 shown = _threads(process, form, all_threads) if all_threads else None
                 click.echo(json.dumps(document.document(snapshot, shown, moved)))
-            elif moved is None:
+            elif moved is None or before is None:
                 _print(snapshot, _threads(process, form, all_threads), form, all_threads)
                 click.echo("")
             else:
-                click.echo("\n".join(text.difference(snapshot, moved)))
+                lines = [*text.difference(snapshot, moved)]
+                lines += text.state_difference(before, snapshot)
+                click.echo("\n".join(lines))
             before, ticks = snapshot, now
             done += 1
     except KeyboardInterrupt:

@@ -114,6 +114,64 @@ class RolePattern:
     pattern: re.Pattern[str]
 
 
+class ProbeKind(StrEnum):
+    """What a state probe reads of an object. ``None`` is ``None`` for all but ``IS_NONE``."""
+
+    INT = "int"
+    FLOAT = "float"
+    """A float, or an int."""
+    BOOL = "bool"
+    LENGTH = "length"
+    """Of a dict, list, tuple, set or deque."""
+    LENGTHS = "lengths"
+    """Of each value of a dict whose keys are enum members, by their names."""
+    IS_NONE = "is_none"
+    TYPE = "type"
+    """The name of its type."""
+    ENUM = "enum"
+    """The name of an enum member: their numbers move between versions."""
+    AGE = "age"
+    """Seconds since a float on the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateProbe:
+    """One number of the engine's state. Strings are never read.
+
+    Attributes:
+        name: What it is called in reports.
+        kind: What is read.
+        path: Stored attributes from the table's object on, with dots between; ``""`` is the object
+            itself. Nothing is called: properties and methods cannot be read.
+        minus: Name of a probe before it in the table, which is subtracted; ``""`` for none.
+    """
+
+    name: str
+    kind: ProbeKind = ProbeKind.INT
+    path: str = ""
+    minus: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTable:
+    """Numbers of one object of the engine, or of many of a kind.
+
+    Attributes:
+        name: What it is called in reports.
+        where: Where it hangs, in order of preference: the qualified name of a coroutine (anywhere
+            in the chain of a task) or function (on a thread's stack), a colon, and a path whose
+            first name is a local of it, and in which ``*`` stands for each value of a dict or item
+            of a list. Without a colon the object is the frame: paths of probes begin with a local.
+        probes: What is read of each object.
+        source: Where in the engine's code it was read.
+    """
+
+    name: str
+    where: tuple[str, ...]
+    probes: tuple[StateProbe, ...]
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
     """One engine, as data.
@@ -140,6 +198,7 @@ class EngineProfile:
         metrics: Names of metrics.
         roles: Process roles, first match wins.
         boring_threads: Threads (by name) that tell nothing of a hang.
+        state: Numbers that are read from the memory of its processes.
         tracker: ``owner/name`` of the upstream repository.
         source: Where in the engine's code each fact was read.
     """
@@ -160,5 +219,6 @@ class EngineProfile:
     metrics: MetricNames = MetricNames()
     roles: tuple[RolePattern, ...] = ()
     boring_threads: tuple[re.Pattern[str], ...] = ()
+    state: tuple[StateTable, ...] = ()
     tracker: str = ""
     source: str = ""

@@ -17,7 +17,8 @@ From the ground up: ``memory`` (pages, bounds), ``procfs``, ``elf`` (symbols fro
 ``layouts`` (data, one file per version), ``runtime`` (which layout is believed, and why),
 ``objects``, ``linetable``, ``frames``, ``coroutines`` (one link of a chain), ``registries`` (where
 tasks are listed), ``tasks`` (whole chains, and whether they held still), ``awaits`` (what they
-wait for), ``graph`` (who waits for whom), ``threads``, ``thread_locks``, and on top ``process``.
+wait for), ``graph`` (who waits for whom), ``threads``, ``thread_locks``, ``probes`` (numbers of the
+program), and on top ``process``.
 ``results`` holds what comes out; ``document``, ``grouping`` and ``text`` show it. Standard library
 only, and nothing of the rest of hangwatch.
 """
@@ -32,6 +33,7 @@ from hangwatch.remote.errors import (
     UnknownLayoutError,
 )
 from hangwatch.remote.memory import Limits
+from hangwatch.remote.probes import Probe, Table
 from hangwatch.remote.process import RemotePython, attach
 from hangwatch.remote.results import (
     Awaits,
@@ -42,6 +44,8 @@ from hangwatch.remote.results import (
     Loop,
     Problem,
     Snapshot,
+    StateRow,
+    StateTable,
     Task,
     Thread,
     ThreadWait,
@@ -58,11 +62,15 @@ __all__ = [
     "Loop",
     "NotPermittedError",
     "NotPythonError",
+    "Probe",
     "Problem",
     "ProcessGoneError",
     "RemoteError",
     "RemotePython",
     "Snapshot",
+    "StateRow",
+    "StateTable",
+    "Table",
     "Task",
     "Thread",
     "ThreadWait",

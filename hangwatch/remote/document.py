@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hangwatch.remote.grouping import Motion
-from hangwatch.remote.results import Frame, Loop, Snapshot, Task, Thread
+from hangwatch.remote.results import Frame, Loop, Snapshot, StateRow, StateTable, Task, Thread
 
 SCHEMA: Final = "hangwatch.tasks/1"
 
@@ -52,6 +52,8 @@ def document(
             for each in snapshot.problems
         ],
     }
+    if snapshot.state is not None:
+        found["state"] = [_state(table) for table in snapshot.state]
     if threads is not None:
         found["threads"] = [_thread(thread) for thread in threads]
     if motion is not None:
@@ -135,4 +137,24 @@ def _thread(thread: Thread) -> dict[str, Any]:
         }
         if thread.waits
         else None,
+    }
+
+
+def _state(table: StateTable) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "where": table.where or None,
+        "rows": [_row(row) for row in table.rows],
+        "left_out": table.left_out,
+        "absent": table.absent or None,
+    }
+
+
+def _row(row: StateRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "task_id": row.task or None,
+        "values": dict(row.values),
+        "absent": dict(row.absent),
+        "moved": list(row.moved),
     }

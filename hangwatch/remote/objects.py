@@ -64,6 +64,7 @@ class TypeInfo:
     name: str
     flags: int
     basic_size: int
+    item_size: int
     dict_offset: int
     keys: int
     members: int
@@ -135,6 +136,7 @@ class Objects:
             name=name,
             flags=flags,
             basic_size=basic_size,
+            item_size=_SIGNED.unpack_from(data, where.item_size)[0],
             dict_offset=_SIGNED.unpack_from(data, where.dict_offset)[0],
             keys=keys,
             members=_WORD.unpack_from(data, where.members)[0],
@@ -328,9 +330,16 @@ class Objects:
         kind = self.type_of(address)
         how = self.layout.mapping.attributes
         if how == "offset" or not kind.flags & MANAGED_DICT:
-            if kind.dict_offset <= 0:
+            offset = kind.dict_offset
+            if offset < 0:
+                # Behind the items of an object of variable size: a member of an ``IntEnum``.
+                items = abs(_SIGNED.unpack(self.memory.read(address + 16, 8))[0])
+                if items > MAX_ITEMS:
+                    raise UnreadableError(f"{address:#x} has {items} items")
+                offset += (kind.basic_size + items * kind.item_size + 7) & ~7
+            if offset <= 0:
                 return {}
-            at = self.memory.word(address + kind.dict_offset)
+            at = self.memory.word(address + offset)
             return self.names(at) if at else {}
         if how == "before":
             values, at = _PAIR.unpack(self.memory.read(address - 32, 16))

@@ -28,6 +28,7 @@ from hangwatch.remote.errors import (
 from hangwatch.remote.frames import Frames, FrameView
 from hangwatch.remote.memory import Limits, Memory, ProcessSource, Source
 from hangwatch.remote.objects import Objects
+from hangwatch.remote.probes import Places, Probes, Table
 from hangwatch.remote.registries import Registries
 from hangwatch.remote.results import (
     Awaits,
@@ -38,6 +39,7 @@ from hangwatch.remote.results import (
     Loop,
     Problem,
     Snapshot,
+    StateTable,
     Task,
     Thread,
     ThreadWait,
@@ -72,6 +74,7 @@ class _Part:
 
     id: int
     modules: dict[str, int]
+    places: Places
     tasks: list[Task] = field(default_factory=list)
     held: dict[int, list[Held]] = field(default_factory=dict)
     threads: list[ThreadView] = field(default_factory=list)
@@ -100,6 +103,7 @@ class RemotePython:
         self._frames = Frames(self._objects)
         self._steps = Steps(self._frames)
         self._explainer = Explainer(self._frames)
+        self._probes = Probes(self._steps)
         self._threads = Threads(self._frames, limits.depth)
         self._locks = ThreadLocks(self._explainer, found.address)
         self._chains: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
@@ -167,8 +171,11 @@ class RemotePython:
             for at, wait in self._locks.waits(views, futexes, gil).items()
         }
 
-    def tasks(self) -> Snapshot:
+    def tasks(self, *, state: Sequence[Table] | None = None) -> Snapshot:
         """Return every asyncio task with its await chain, and who waits for whom.
+
+        Args:
+            state: Numbers of the program that are wanted as well; see ``remote.probes``.
 
         Raises:
             ProcessGoneError: The process has ended.
@@ -180,9 +187,10 @@ class RemotePython:
         problems: list[Problem] = []
         parts: list[_Part] = []
         seen: set[int] = set()
+        places = Places(frozenset().union(*(table.functions for table in state or ())))
         try:
             for address, number, modules in self._interpreters(problems):
-                part = _Part(id=number, modules=modules)
+                part = _Part(id=number, modules=modules, places=places)
                 parts.append(part)
                 if "asyncio.tasks" in modules:
                     self._read_part(address, part, seen)
@@ -191,6 +199,7 @@ class RemotePython:
         tasks = self._across_loops([task for part in parts for task in part.tasks])
         held = {at: holds for part in parts for at, holds in part.held.items()}
         tasks, edges = _join(tasks, held)
+        found = None if state is None else self._state(state, places, problems)
         return Snapshot(
             pid=self.pid,
             python=self.python,
@@ -203,6 +212,7 @@ class RemotePython:
             loops=self._loops(parts),
             tasks=tuple(tasks),
             waits=graph.waits(edges),
+            state=found,
             notes=self.runtime.notes,
             problems=(*problems, *(problem for part in parts for problem in part.problems)),
             elapsed=time.monotonic() - started,
@@ -321,6 +331,7 @@ class RemotePython:
                 for view in running:
                     view.torn = view.torn or str(error)
         for view in views:
+            part.places.note(view.address, view.views)
             awaits = self._explainer.awaits(view)
             holds = self._explainer.holds(view) if view.state == "pending" else []
             if holds:
@@ -391,6 +402,21 @@ class RemotePython:
             else task
             for task in tasks
         ]
+
+    def _state(
+        self, wanted: Sequence[Table], places: Places, problems: list[Problem]
+    ) -> tuple[StateTable, ...]:
+        """Read state probes, in what the tasks have left of the limits."""
+        found, message = self._probes.read(wanted, places.found, self._stacks)
+        if message:
+            problems.append(Problem(kind="truncated", where="state", message=message))
+        return found
+
+    def _stacks(self) -> Iterator[FrameView]:
+        """Yield the frames of all threads."""
+        for address, _, _ in self._interpreters([]):
+            for thread in self._threads.read(address, stacks=True):
+                yield from thread.views
 
     def _loops(self, parts: Sequence[_Part]) -> tuple[Loop, ...]:
         outer = procfs.outer_thread_ids(self.pid) if self._live else {}

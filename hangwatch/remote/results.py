@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 State: TypeAlias = Literal["pending", "running", "done", "cancelled"]
@@ -14,6 +16,10 @@ ProblemKind: TypeAlias = Literal["torn", "unreadable", "unknown awaitable", "tru
 ``truncated``: a limit was reached."""
 
 FrameKind: TypeAlias = Literal["function", "coroutine", "generator", "async_generator", "cython"]
+
+StateValue: TypeAlias = int | float | bool | str | Mapping[str, int] | None
+"""What a state probe read. A string is the name of a type or of an enum member; a mapping has
+lengths by the names of enum members; ``None`` is ``None`` in the process as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +267,59 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateRow:
+    """Numbers of one object of the program.
+
+    Attributes:
+        id: Its address, the same as ``id()`` in the target; of a frame, the frame's.
+        task: Id of the task in whose chain it was found, 0 if on a thread's stack.
+        values: By the probe's name.
+        absent: Probes that led to no value, and why.
+        moved: Probes whose value changed while it was read: the last one is given.
+    """
+
+    id: int
+    task: int = 0
+    values: Mapping[str, StateValue] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    moved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTable:
+    """What the state probes of one table read.
+
+    Attributes:
+        name: Of the table: ``scheduler``.
+        where: The place that led to its objects; ``""`` if none did.
+        rows: One for each object.
+        left_out: Objects beyond the limit, which were not read.
+        absent: Why no place led to an object, ``""`` if one did.
+    """
+
+    name: str
+    where: str = ""
+    rows: tuple[StateRow, ...] = ()
+    left_out: int = 0
+    absent: str = ""
+
+    def marked(self, before: Mapping[tuple[str, int], StateRow]) -> StateTable:
+        """Return the table with the differences from an earlier look marked as moved."""
+        rows = []
+        for row in self.rows:
+            old = before.get((self.name, row.id), StateRow(id=row.id))
+            names = dict.fromkeys((*row.values, *row.absent))
+            moved = tuple(
+                name
+                for name in names
+                if (name in row.values, row.values.get(name))
+                != (name in old.values, old.values.get(name))
+            )
+            rows.append(dataclasses.replace(row, moved=moved))
+        return dataclasses.replace(self, rows=tuple(rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """All tasks of a process at about one moment.
 
@@ -269,6 +328,7 @@ class Snapshot:
         python: Its version: ``3.11.7``.
         interpreters, loops, tasks: What there is.
         waits: Who waits for whom.
+        state: What state probes read; ``None`` if none were asked for.
         notes: What differs from the layout known for this version and was taken from the target.
         problems: What could not be read, or not for certain.
         elapsed: Seconds that the reading took.
@@ -282,6 +342,7 @@ class Snapshot:
     loops: tuple[Loop, ...] = ()
     tasks: tuple[Task, ...] = ()
     waits: Waits = Waits()
+    state: tuple[StateTable, ...] | None = None
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     elapsed: float = 0.0

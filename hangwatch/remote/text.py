@@ -6,16 +6,26 @@ command is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from hangwatch.remote.grouping import Group, Motion, groups
-from hangwatch.remote.results import Frame, Loop, Snapshot, Task, Thread
+from hangwatch.remote.results import (
+    Frame,
+    Loop,
+    Snapshot,
+    StateTable,
+    StateValue,
+    Task,
+    Thread,
+)
 
 NAMES_SHOWN: Final = 3
 PLUMBING: Final = frozenset({"ray/util/tracing/tracing_helper.py"})
 """Files whose frames stand between any two of the program's own and say nothing."""
 TREE_DEPTH: Final = 64
+ROWS_SHOWN: Final = 8
+WIDTH: Final = 100
 
 
 def plain(text: str) -> str:
@@ -62,6 +72,25 @@ def grouped(snapshot: Snapshot, threads: Sequence[Thread] = ()) -> Iterator[str]
         for group in groups(snapshot, loop.id):
             yield ""
             yield from _group(group, tasks)
+
+
+def state(snapshot: Snapshot) -> Iterator[str]:
+    """Yield the numbers that state probes read, if there are any."""
+    tables = [table for table in snapshot.state or () if table.rows or table.absent]
+    if not tables:
+        return
+    yield ""
+    yield "state"
+    for table in tables:
+        if len(table.rows) > 1:
+            yield from _columns(table)
+        for row in table.rows if len(table.rows) == 1 else ():
+            yield from _wrapped(plain(table.name), _numbers(row.values, row.moved))
+        missing = dict.fromkeys(name for row in table.rows for name in row.absent)
+        if table.absent:
+            yield f"  {plain(table.name)}: absent: {plain(table.absent)}"
+        elif missing:
+            yield from _wrapped(f"{plain(table.name)}, absent", [plain(each) for each in missing])
 
 
 def tree(snapshot: Snapshot) -> Iterator[str]:
@@ -147,7 +176,95 @@ def difference(snapshot: Snapshot, motion: Motion) -> Iterator[str]:
             yield f"  {label}: {len(ids) - 10} more"
 
 
+def state_difference(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    """Yield which numbers changed between two readings, and that none did."""
+    if not after.state:
+        return
+    old = {(table.name, row.id): row for table in before.state or () for row in table.rows}
+    changed: list[str] = []
+    for table in after.state:
+        for row in table.rows:
+            known = old.get((table.name, row.id))
+            changes = [
+                f"{plain(name)} {_value(known.values[name])} -> {_value(value)}"
+                for name, value in row.values.items()
+                if known is not None
+                and name in known.values
+                and known.values[name] != value
+                # ages always grow
+                and not isinstance(value, float)
+            ]
+            if changes:
+                changed += _wrapped(plain(table.name), changes)
+    yield from changed[:ROWS_SHOWN]
+    if len(changed) > ROWS_SHOWN:
+        yield f"  state: {len(changed) - ROWS_SHOWN} more lines"
+    if not changed:
+        yield "  state: no number changed"
+
+
 # ---------------------------------------------------------------------- pieces
+
+
+def _numbers(values: Mapping[str, StateValue], moved: Collection[str] = ()) -> list[str]:
+    return [
+        f"{plain(name)} {_value(value)}{' (moving)' if name in moved else ''}"
+        for name, value in values.items()
+    ]
+
+
+def _columns(table: StateTable) -> Iterator[str]:
+    """Yield what all rows have in common, and then what tells them apart, one row a line."""
+    rows = table.rows
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    same = {
+        name: rows[0].values[name]
+        for name in names
+        if all(name in row.values and row.values[name] == rows[0].values.get(name) for row in rows)
+    }
+    yield from _wrapped(f"{len(rows) + table.left_out} x {plain(table.name)}", _numbers(same))
+    names = [name for name in names if name not in same]
+    lines = [[plain(name) for name in names]]
+    for row in rows[:ROWS_SHOWN]:
+        cells = [_value(row.values[name]) if name in row.values else "-" for name in names]
+        moving = [name in row.moved for name in names]
+        lines.append(
+            [f"{cell}~" if moves else cell for cell, moves in zip(cells, moving, strict=True)]
+        )
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    for line in lines if names else ():
+        yield (
+            "      "
+            + "  ".join(
+                cell.ljust(width) for cell, width in zip(line, widths, strict=True)
+            ).rstrip()
+        )
+    hidden = len(rows) + table.left_out - ROWS_SHOWN
+    if names and hidden > 0:
+        yield f"      and {hidden} more"
+
+
+def _value(value: StateValue) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    if isinstance(value, Mapping):
+        parts = [f"{plain(name)} {count}" for name, count in value.items() if count]
+        return f"({', '.join(parts)})" if parts else "(none)"
+    return plain(str(value))
+
+
+def _wrapped(name: str, parts: Sequence[str]) -> Iterator[str]:
+    """Yield a name and its parts, in lines of limited width."""
+    line = f"  {name}:"
+    for i, part in enumerate(parts):
+        piece = f" {part}" + ("," if i + 1 < len(parts) else "")
+        if len(line) + len(piece) > WIDTH and not line.endswith(":"):
+            yield line
+            line = "     "
+        line += piece
+    yield line
 
 
 def _count(count: int, noun: str) -> str:

@@ -224,6 +224,7 @@ class TypeLayout:
     cached_keys: int
     name: int = 24
     basic_size: int = 32
+    item_size: int = 40
     flags: int = 168
     members: int = 240
     base: int = 256
@@ -284,6 +285,7 @@ WEAK_REFERENCE_OBJECT = 16
 FUTURE_ITERATOR_FUTURE = 16
 WRAPPED_GENERATOR = 16
 LIST_ITEMS = 24
+SET_USED = 24
 SET_MASK = 32
 SET_TABLE = 40
 DICT_KEYS = 32
