@@ -82,6 +82,9 @@ LOOPS: Final = (
 # Ray runs the methods of an ordinary actor, and tasks, on the main thread above ``main_loop``.
 RAY_WORKER: Final = re.compile(r"(^|/)ray/_private/worker\.py$")
 
+# What people call, where the innermost frame has another name.
+PUBLIC_NAMES: Final = ((RAY_WORKER, "get_objects", "ray.get"), (RAY_WORKER, "wait", "ray.wait"))
+
 # Ray runs each concurrency group of an async actor on a thread of this name, under uvloop.
 LOOP_THREAD: Final = re.compile(r"^AsyncIO Thread: ")
 THREAD_RUN: Final = re.compile(r"(^|/)threading\.py$")
@@ -248,6 +251,14 @@ def telling_frame(frames: Iterable[Frame]) -> Frame | None:
         if not frame.module and not STANDARD_LIBRARY.search(frame.file) and frame.file[:1] != "<":
             return frame
     return innermost
+
+
+def alias(frame: Frame) -> str:
+    """Return the public name of the call that a library's own frame belongs to, or ``""``."""
+    for file, function, name in PUBLIC_NAMES:
+        if frame.name == function and file.search(frame.file):
+            return name
+    return ""
 
 
 def caller(frames: Iterable[Frame], called: Frame) -> Frame | None:

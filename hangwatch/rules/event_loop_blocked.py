@@ -109,7 +109,9 @@ def _moving(group: Sequence[Call], stopped: int) -> Finding:
 def _told(call: Call) -> str:
     """Return the frame and who called it."""
     caller = motion.caller(motion.call_in_loop(call.thread), call.frame)
-    return str(call.frame) + (f", called from {caller}" if caller is not None else "")
+    alias = motion.alias(call.frame)
+    frame = f"{alias} in {call.frame}" if alias else str(call.frame)
+    return frame + (f", called from {caller}" if caller is not None else "")
 
 
 def _capital(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hangwatch.core import awaiting
 from hangwatch.core.questions import (
     alarmed,
     beat_citation,
@@ -15,6 +16,7 @@ from hangwatch.core.questions import (
     present,
     seconds,
     spread,
+    stuck_await,
     together,
 )
 from hangwatch.model.dossier import Citation, Dossier, Finding, InstanceRecord, Rule
@@ -23,9 +25,19 @@ from hangwatch.model.verdict import Confidence
 
 NAME = "simultaneous-silence"
 
+OWN = frozenset(("event", "lock", "condition", "semaphore", "barrier", "queue"))
+"""Kinds of await that are about an object of the process itself."""
+
 ACCUSED = frozenset(
     (HealthMeaning.LOOP_BLOCKED, HealthMeaning.NO_PROGRESS, HealthMeaning.LOST_REQUEST)
 )
+
+SILENT_NEXT = (
+    "compare the worker-*.out files under the Ray session directory with the driver's log, ask GET "
+    "/health of each server, and read the stacks of every server and Ray worker, the shared store "
+    "among them"
+)
+FROZEN_NEXT = "find out what the calls that stand still wait for, in the processes that they share"
 
 
 def examine(dossier: Dossier) -> tuple[Finding, ...]:
@@ -51,11 +63,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
             cause=NAME,
             verdict=dossier.verdict.word,
             citations=_citations(stopped),
-            next_step=(
-                "compare the worker-*.out files under the Ray session directory with the driver's "
-                "log, ask GET /health of each server, and read the stacks of every server and "
-                "Ray worker, the shared store among them"
-            ),
+            next_step=FROZEN_NEXT if _frozen_frames(dossier) else SILENT_NEXT,
         ),
         *_rivals(dossier, stopped),
     )
@@ -85,7 +93,7 @@ def _rivals(dossier: Dossier, stopped: Sequence[InstanceRecord]) -> Iterator[Fin
         sentence="Something that all of them wait for is stuck: a shared actor, a file system.",
         confidence=Confidence.LOW,
         pro=_pro_shared(frames),
-        con="" if frames else "no stack was captured that shows what they wait for",
+        con="" if frames else _con_shared(dossier, stopped),
     )
     yield Finding(
         rule=NAME,
@@ -128,6 +136,16 @@ def _frozen_frames(dossier: Dossier) -> dict[str, set[int]]:
         if call.frozen and call.instance in alarmed(dossier):
             frames.setdefault(str(call.frame), set()).add(call.thread.pid)
     return frames
+
+
+def _con_shared(dossier: Dossier, stopped: Sequence[InstanceRecord]) -> str:
+    """Return the await that their engines stand at, if it is about something of their own."""
+    awaits = [stuck_await(dossier, record) for record in stopped]
+    told = {awaiting.told(stuck.task) for stuck in awaits if stuck is not None}
+    kinds = {stuck.task.awaits.kind for stuck in awaits if stuck is not None}
+    if len(told) == 1 and kinds <= OWN:
+        return f"what their tasks await is inside of each process: {told.pop()}"
+    return "no stack was captured that shows what they wait for"
 
 
 def _pro_shared(frames: dict[str, set[int]]) -> str:

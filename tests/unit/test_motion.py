@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hangwatch.core.motion import (
+    alias,
     call_in_loop,
     call_served,
     is_idle,
@@ -122,6 +123,10 @@ def test_a_ray_actor_that_waits_inside_a_method_serves_a_call():
 
     assert (WAIT, method) == call_served(stack((WAIT, method, idle)))
     assert () == call_served(stack((idle,)))
+
+
+def test_a_librarys_own_frame_has_the_name_that_people_call():
+    assert ("ray.get", "") == (alias(RAY_GET), alias(FETCH))
 
 
 def test_the_telling_frame_is_the_innermost_that_is_not_standard_library():
