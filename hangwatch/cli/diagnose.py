@@ -17,7 +17,7 @@ FOUND = 3
 """Exit code when the answer is an alarm."""
 
 
-@click.command(name="diagnose")
+@click.command(name="diagnose", short_help="Explain a bundle, or loose evidence.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
@@ -55,8 +55,9 @@ def command(
     """Explain what happened.
 
     PATHS are one bundle (packed or unpacked), one folder of loose evidence (logs, threads.json,
-    procs.json, health.json …), or any number of such files. Exit code 3 says that the answer is an
-    alarm. The limits count for loose evidence; a bundle brings its own.
+    procs.json, health.json …), or any number of such files; what hangwatch-rescue.py printed is
+    one. Exit code 3 says that the answer is an alarm. The limits count for loose evidence; a bundle
+    brings its own.
     """
     from hangwatch.capture import reading
     from hangwatch.registry import renderers
@@ -67,7 +68,8 @@ def command(
         paths,
         policy=Policy(heartbeat_interval=heartbeat_interval, stall_after=stall_after),
         now=in_zone(now, naive),
-        zone=naive,
+        # What was taken elsewhere may know its own zone.
+        zone=None if now is None and zone is None else naive,
         profile=engine,
     )
     diagnosis = reading.explain(dossier)

@@ -90,16 +90,17 @@ def unpack(data: bytes, profile: EngineProfile) -> Rescued:
 def _targets(processes: list[Mapping[str, Any]], profile: EngineProfile) -> dict[int, Target]:
     """Return each process with its role."""
     rows = []
+    parents = {raw["pid"]: integer(_first(raw).get("ppid")) or 0 for raw in processes}
     for raw in processes:
-        first = (_objects(raw, "samples") or [{}])[0]
+        first = _first(raw)
         rows.append(
             ProcessRow(
                 process=ProcessId(raw["pid"], integer(raw.get("start_ticks")) or 0),
-                ppid=integer(first.get("ppid")) or 0,
+                ppid=0 if _descends_from_itself(raw["pid"], parents) else parents[raw["pid"]],
                 comm=word(first.get("comm")),
                 state=word(first.get("state"))[:1] or "S",
                 title=word(raw.get("title")),
-                gpus=tuple(filter(_is_number, map(integer, _list(raw, "gpus")))),  # type: ignore[arg-type]
+                gpus=tuple(each for each in _list(raw, "gpus") if integer(each) is not None),
                 logs=tuple(filter(None, map(word, _list(raw, "logs")))),
             )
         )
@@ -108,8 +109,18 @@ def _targets(processes: list[Mapping[str, Any]], profile: EngineProfile) -> dict
     return {target.process.pid: target for target in found}
 
 
-def _is_number(value: int | None) -> bool:
-    return value is not None
+def _first(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (_objects(raw, "samples") or [{}])[0]
+
+
+def _descends_from_itself(pid: int, parents: Mapping[int, int]) -> bool:
+    """Say whether the parents of a process lead nowhere, which no kernel says."""
+    seen = {pid}
+    above = parents[pid]
+    while above in parents and above not in seen:
+        seen.add(above)
+        above = parents[above]
+    return above in seen
 
 
 def _row(
@@ -162,7 +173,7 @@ def _unpack_sample(target: Target, sample: int, taken: Mapping[str, Any], found:
             "state": taken.get("state"),
         }
         kernel = {**head, "threads": taken["kernel"]}
-        found.files[f"{folder}/{_numbered('kernel', sample)}"] = _dump(kernel)
+        found.files[f"{folder}/{_numbered('kernel', sample)}"] = _page(kernel)
         asleep = [each for each in _objects(taken, "kernel") if word(each.get("stack"))]
         if asleep:
             text = "\n".join(
@@ -176,7 +187,7 @@ def _unpack_sample(target: Target, sample: int, taken: Mapping[str, Any], found:
         found.files[f"{folder}/{_numbered('threads', sample)}"] = _lines(threads)
     if isinstance(taken.get("tasks"), dict):
         tasks = {**taken["tasks"], "pid": pid}
-        found.files[f"{folder}/{_numbered('tasks', sample)}"] = _dump(tasks)
+        found.files[f"{folder}/{_numbered('tasks', sample)}"] = _page(tasks)
 
 
 def _unpack_logs(
@@ -192,8 +203,8 @@ def _unpack_logs(
             name += ".log"
         path = f"logs/{number_}/{name}"
         found.logs[path] = text.encode("utf-8", "surrogateescape")
-        pids = [pid for pid in map(integer, _list(raw, "pids")) if pid in targets]
-        servers = [pid for pid in pids if pid and targets[pid].role is Role.API_SERVER]
+        writers = {pid for pid in _list(raw, "pids") if integer(pid) in targets}
+        servers = [pid for pid in writers if targets[pid].role is Role.API_SERVER]
         if len(servers) == 1:
             found.writers[path] = servers[0]
 
@@ -219,7 +230,16 @@ def _numbered(name: str, sample: int) -> str:
     return f"{name}.json" if sample == 1 else f"{name}{sample}.json"
 
 
-def _lines(items: list[dict[str, Any]]) -> bytes:
+def _page(document: Mapping[str, Any]) -> bytes:
+    """Return an object with each item of its lists on a line of its own."""
+    fields = [
+        _dump(name) + b": " + (_lines(value) if isinstance(value, list) and value else _dump(value))
+        for name, value in document.items()
+    ]
+    return b"{\n" + b",\n".join(fields) + b"}\n"
+
+
+def _lines(items: list[Any]) -> bytes:
     """Return a list with one item a line, so that a citation of a line names one of them."""
     return b"[\n " + b",\n ".join(map(_dump, items)) + b"\n]\n"
 

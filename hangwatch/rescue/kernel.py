@@ -136,7 +136,7 @@ def kin(named: list[int], rows: Mapping[int, Stat], ours: int) -> dict[int, str]
     for pid in named:
         below, above = pid, rows.get(rows[pid].ppid)
         while above is not None and (above.comm == "raylet" or is_python(above.pid)):
-            if above.pid in (ours, os.getppid()):
+            if above.pid in (ours, os.getppid(), below):
                 break
             is_raylet = above.comm == "raylet"
             found.setdefault(above.pid, f"raylet of {pid}" if is_raylet else f"parent of {below}")
@@ -161,13 +161,13 @@ def look(pid: int) -> dict[str, Any]:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()[: 16 * MAX_TITLE]
         title = " ".join(raw.replace(b"\0", b" ").decode("utf-8", "replace").split())[:MAX_TITLE]
     gpus = {int(match[1]) for each in links.values() if (match := _GPU.match(each))}
-    logs = []
+    logs: dict[str, int] = {}
     for fd, path in sorted(links.items()):
         if path.startswith("/") and not path.startswith(_NOT_LOGS):
             name = path.removesuffix(" (deleted)")
-            if (fd in (1, 2) or _LOG.match(name)) and _written(pid, fd):
-                logs.append([fd, path])
-    return {"title": title, "gpus": sorted(gpus), "logs": logs}
+            if path not in logs and (fd in (1, 2) or _LOG.match(name)) and _written(pid, fd):
+                logs[path] = fd
+    return {"title": title, "gpus": sorted(gpus), "logs": [[fd, p] for p, fd in logs.items()]}
 
 
 def is_dull(title: str) -> bool:
