@@ -74,6 +74,7 @@ _CONSEQUENCE: Final = 7
 """It waits for another task, which explains more."""
 
 _MIDDLE_OF_SOMETHING: Final = 1
+
 _TAKES_INPUT: Final = re.compile(r"\.get:")
 _ACTOR: Final = re.compile(r"a call on actor ([0-9a-f]{32})")
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from hangwatch.core import motion
+from hangwatch.core import awaiting, motion
+from hangwatch.core.judge import POLLING, QUIET_CPU
 from hangwatch.core.loose import family, role_of
 from hangwatch.model.dossier import (
     Citation,
@@ -16,11 +17,18 @@ from hangwatch.model.dossier import (
     HealthRecord,
     InstanceRecord,
     ProcessRecord,
+    TaskMotion,
     ThreadMotion,
 )
 from hangwatch.model.identity import Role
 from hangwatch.model.time import Instant
-from hangwatch.model.verdict import ALARMS, Gone
+from hangwatch.model.verdict import ALARMS, Confidence, Gone
+from hangwatch.model.vitals import Motion, StackVital
+
+MOST_OTHERS: Final = 2
+"""Awaits that are named beside the one that explains most."""
+
+ENGINES: Final = frozenset((Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER))
 
 EVENT_LOOP_ROLES: Final = frozenset((Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER))
 
@@ -185,6 +193,96 @@ def _rank(dossier: Dossier, call: Call) -> int:
     if record is None or not isinstance(record.verdict, ALARMS):
         return len(dossier.instances)
     return dossier.instances.index(record)
+
+
+def roles(dossier: Dossier) -> dict[int, Role]:
+    """Return by pid what each process of the table does."""
+    return {row.pid: role_of(row.role) for row in dossier.processes}
+
+
+def tasks_of(dossier: Dossier, record: InstanceRecord) -> tuple[TaskMotion, ...]:
+    """Return the tasks of an instance that are not over.
+
+    Where nothing says which engine works for it, those of all engines that nothing claims.
+    """
+    owner, role = owners(dossier), roles(dossier)
+    there = awaiting.pending(dossier.tasks)
+    own = tuple(task for task in there if owner.get(task.pid) is record)
+    if any(role.get(task.pid) in ENGINES for task in own):
+        return own
+    return own + tuple(t for t in there if t.pid not in owner and role.get(t.pid) in ENGINES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckAwait:
+    """The await that explains why an instance with work stands still.
+
+    Attributes:
+        record: The instance.
+        task: The task that stands at it.
+        others: Further ones of its process that stand where an idle engine's tasks do not.
+        confidence: How sure that it is this one.
+    """
+
+    record: InstanceRecord
+    task: TaskMotion
+    others: tuple[TaskMotion, ...]
+    confidence: Confidence
+
+
+def stuck_await(dossier: Dossier, record: InstanceRecord) -> StuckAwait | None:
+    """Return the await at which an instance stands, ``None`` if no await explains its silence."""
+    tasks = tasks_of(dossier, record)
+    odd = [t for t in awaiting.suspects(tasks, roles(dossier)) if not awaiting.waits_for_input(t)]
+    if not odd:
+        return None
+    if record.verdict.cause == "await-never-completes":
+        sure = Confidence.HIGH if odd[0].moved is False else Confidence.MEDIUM
+    elif _nothing_else(dossier, record, tasks):
+        rows = [row for row in dossier.processes if row.pid in {task.pid for task in tasks}]
+        known = bool(rows) and all(row.cpu_pct is not None for row in rows)
+        sure = Confidence.MEDIUM if known else Confidence.LOW
+    else:
+        return None
+    beside = tuple(task for task in odd[1:] if task.pid == odd[0].pid)
+    return StuckAwait(record=record, task=odd[0], others=beside[:MOST_OTHERS], confidence=sure)
+
+
+def _nothing_else(dossier: Dossier, record: InstanceRecord, tasks: Sequence[TaskMotion]) -> bool:
+    """Say whether work is in flight, every thread waits, and nothing computes what is awaited."""
+    pids = {task.pid for task in tasks}
+    threads = [thread for thread in dossier.threads if thread.pid in pids]
+    if not in_flight([record]) or not threads:
+        return False
+    if any(call.instance is record for call in calls(dossier)):
+        return False
+    if any(
+        (row.cpu_pct or 0.0) >= QUIET_CPU or (row.vol_ctxt_per_s or 0.0) >= POLLING
+        for row in dossier.processes
+        if row.pid in pids
+    ):
+        return False
+    waiting = StackVital(at=Instant(0.0), motion=Motion.WAITING)
+    return bool(awaiting.with_tasks(waiting, tasks, threads, roles(dossier)).suspended)
+
+
+def thread_of(dossier: Dossier, task: TaskMotion) -> ThreadMotion | None:
+    """Return the thread that runs the event loop of a task, as far as anything says which."""
+    ids = [
+        reading.threads.get(task.loop)
+        for reading in dossier.task_readings
+        if reading.pid == task.pid
+    ]
+    return next(
+        (t for t in dossier.threads if t.pid == task.pid and t.tid is not None and t.tid in ids),
+        None,
+    )
+
+
+def process_of_actor(dossier: Dossier, actor: str) -> ProcessRecord | None:
+    """Return the process in which a Ray actor lives, where the evidence names it."""
+    rows = (row for row in dossier.processes if row.extra.get("actor_id") == actor)
+    return next(rows, None) if actor else None
 
 
 def beat_citation(record: InstanceRecord) -> tuple[Citation, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from hangwatch.core import motion
+from hangwatch.core import awaiting, motion
 from hangwatch.core.diagnosis import ALARM_WORDS, explanations, remarks, rivals
 from hangwatch.core.loose import role_of
 from hangwatch.core.questions import (
@@ -27,9 +27,12 @@ from hangwatch.core.questions import (
     owners,
     present,
     process,
+    roles,
     seconds,
     shared_processes,
     spread,
+    tasks_of,
+    thread_of,
     wall,
 )
 from hangwatch.model.dossier import (
@@ -39,6 +42,7 @@ from hangwatch.model.dossier import (
     Finding,
     InstanceRecord,
     MetricSample,
+    TaskMotion,
     ThreadMotion,
 )
 from hangwatch.model.heartbeat import Heartbeat
@@ -47,6 +51,9 @@ from hangwatch.model.time import Instant
 
 MAX_SHAPES: Final = 6
 MAX_FRAMES: Final = 14
+AWAITS: Final = "await-never-completes"
+"""Rule whose findings are about tasks."""
+
 MAX_BEATS: Final = 10
 
 VERDICT_WORDS: Final = {
@@ -67,11 +74,12 @@ VERDICT_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One distinct way in which threads stand, and who stands so.
+    """One distinct way in which threads or tasks stand, and who stands so.
 
     Attributes:
         title: Whose stack it is: ``engine: pid 4242 and 7 more, thread MainThread``.
-        state: ``frozen``, ``moving`` or ``seen once``.
+        state: ``frozen``, ``moving`` or ``seen once``; of tasks ``deadlocked``, ``did not move``,
+            ``moving`` or ``seen once``.
         frames: Innermost first, as text.
         more: Frames left out at the outer end.
         facts: What else is known of these processes.
@@ -98,7 +106,10 @@ class Story:
         explanations: Findings that argue for a cause, the surest first.
         rivals: Explanations that remain, with their facts.
         remarks: Other findings.
-        shapes: Distinct stacks.
+        tasks: Distinct await chains, equal ones counted, the odd ones first.
+        more_tasks: How many distinct await chains were left out.
+        shapes: Distinct stacks of threads.
+        lead: The one of all these that a single screen shows, or ``None``.
         shared: Processes that serve several engines, and who waits in them.
         instances: Rows of a table, its head first.
         beats: Rows of the last beats, their head first.
@@ -115,7 +126,10 @@ class Story:
     explanations: tuple[Finding, ...] = ()
     rivals: tuple[Finding, ...] = ()
     remarks: tuple[Finding, ...] = ()
+    tasks: tuple[Shape, ...] = ()
+    more_tasks: int = 0
     shapes: tuple[Shape, ...] = ()
+    lead: Shape | None = None
     shared: tuple[str, ...] = ()
     instances: tuple[tuple[str, ...], ...] = ()
     beats: tuple[tuple[str, ...], ...] = ()
@@ -129,6 +143,10 @@ def tell(diagnosis: Diagnosis) -> Story:
     """Return what the report of *diagnosis* says."""
     dossier = diagnosis.dossier
     alarm = diagnosis.verdict in ALARM_WORDS
+    chains, more_chains = _chains(dossier) if alarm else ((), 0)
+    shapes = _shapes(dossier) if alarm else ()
+    told = explanations(diagnosis)
+    about_tasks = chains and (not shapes or (told and told[0].rule == AWAITS))
     return Story(
         alarm=alarm,
         headline=headline(diagnosis),
@@ -137,10 +155,13 @@ def tell(diagnosis: Diagnosis) -> Story:
             f"{VERDICT_WORDS.get(diagnosis.verdict, diagnosis.verdict)} "
             f"({diagnosis.confidence} confidence): {diagnosis.cause}"
         ),
-        explanations=explanations(diagnosis),
+        explanations=told,
         rivals=rivals(diagnosis) if alarm else (),
         remarks=remarks(diagnosis),
-        shapes=_shapes(dossier) if alarm else (),
+        tasks=chains,
+        more_tasks=more_chains,
+        shapes=shapes,
+        lead=next(iter(chains if about_tasks else shapes), None),
         shared=_shared(dossier) if alarm else (),
         instances=_instances(dossier),
         beats=_beats(dossier),
@@ -253,6 +274,77 @@ def _now(diagnosis: Diagnosis) -> str:
     if unknown is not None:
         return unknown.sentence
     return told.sentence if told is not None else ""
+
+
+# ---------------------------------------------------------------------- tasks
+
+
+def _chains(dossier: Dossier) -> tuple[tuple[Shape, ...], int]:
+    """Return the await chains of stopped engines' tasks, equal ones counted, the telling first.
+
+    The number is of those that were left out.
+    """
+    role = roles(dossier)
+    there = dict.fromkeys(task for record in alarmed(dossier) for task in tasks_of(dossier, record))
+    still = awaiting.suspects(there, role)
+    rank = {task: i for i, task in enumerate(still)}
+    groups: dict[tuple[object, ...], list[TaskMotion]] = {}
+    for task in (*still, *(task for task in there if task not in rank)):
+        key = (role.get(task.pid), task.chain, task.awaits.kind, _task_state(task))
+        groups.setdefault(key, []).append(task)
+    # As the suspects stand, but a crowd that waits for its input behind what is rare.
+    ordered = sorted(
+        groups.values(),
+        key=lambda group: (
+            group[0] not in rank,
+            _a_process(group) if awaiting.waits_for_input(group[0]) else 0.0,
+        ),
+    )
+    shown, left = ordered[: MAX_SHAPES - 1], ordered[MAX_SHAPES - 1 :]
+    # The last place is the crowd's: what most tasks do says what the process is for.
+    shown += [max(left, key=len)] if left else []
+    return (
+        tuple(_chain(dossier, group, role.get(group[0].pid)) for group in shown),
+        len(ordered) - len(shown),
+    )
+
+
+def _a_process(group: Sequence[TaskMotion]) -> float:
+    return len(group) / len({task.pid for task in group})
+
+
+def _task_state(task: TaskMotion) -> str:
+    if task.deadlocked and not task.moved:
+        return "deadlocked"
+    if task.moved is None:
+        return "seen once"
+    return "moving" if task.moved else "did not move"
+
+
+def _chain(dossier: Dossier, group: Sequence[TaskMotion], role: Role | None) -> Shape:
+    pids = list(dict.fromkeys(task.pid for task in group))
+    who = f"pid {pids[0]}" if len(pids) == 1 else f"pids {listed([str(p) for p in pids], 5)}"
+    names = list(dict.fromkeys(task.name for task in group))
+    count = f"{len(group)} × " if len(group) > 1 else ""  # noqa: RUF001  # times
+    first = group[0]
+    thread = thread_of(dossier, first)
+    on = f", on thread {thread.name}" if thread is not None and thread.name else ""
+    frames = [str(frame) for frame in reversed(first.chain)]
+    awaits = first.awaits
+    facts = [f"awaits {awaits.detail or awaits.kind}"] if awaits.kind else []
+    holders = [t.name for t in dossier.tasks if t.pid == first.pid and t.id in awaits.tasks]
+    if holders:
+        facts.append(f"waits for task {listed(list(dict.fromkeys(holders)), 3)}")
+    return Shape(
+        title=(
+            f"{count}{str(role or 'process').replace('_', ' ')} {who}, task {listed(names, 3)}{on}"
+        ),
+        state=_task_state(first),
+        frames=tuple(frames[:MAX_FRAMES]),
+        more=max(0, len(frames) - MAX_FRAMES),
+        facts=tuple(facts),
+        citation=first.citation,
+    )
 
 
 # ---------------------------------------------------------------------- stacks

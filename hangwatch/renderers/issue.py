@@ -7,11 +7,11 @@ to be filled in, and said to be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from hangwatch.core.plain import code, fenced, markdown, table
-from hangwatch.core.story import Story, tell
+from hangwatch.core.story import Shape, Story, tell
 from hangwatch.model.dossier import Diagnosis, Renderer
 
 MAX_CHARACTERS: Final = 60_000
@@ -120,16 +120,24 @@ def _environment(story: Story) -> Iterator[str]:
 
 def _traceback(story: Story) -> Iterator[str]:
     yield "### Error traceback"
-    if not story.shapes:
+    if not story.shapes and not story.tasks:
         yield "No exception was printed. No stack was captured."
         return
+    if story.tasks:
+        yield "Suspended asyncio tasks at the time, innermost frame first:"
+        yield fenced(_lines(story.tasks), "shell")
+    if story.shapes:
+        yield "Stacks of threads at the time, innermost frame first:"
+        yield fenced(_lines(story.shapes), "shell")
+
+
+def _lines(shapes: Sequence[Shape]) -> list[str]:
     lines: list[str] = []
-    for shape in story.shapes:
+    for shape in shapes:
         lines += [f"{shape.title}: {shape.state}", *(f"    {frame}" for frame in shape.frames)]
         lines += [f"    … {shape.more} more"] if shape.more else []
         lines += [f"  {fact}" for fact in shape.facts] + [""]
-    yield "Stacks at the time, innermost frame first:"
-    yield fenced(lines[:-1], "shell")
+    return lines[:-1]
 
 
 RENDERER: Final = Renderer(

@@ -54,8 +54,15 @@ def _places(citations: Sequence[Citation], most: int = 8) -> str:
 
 
 def _stacks(story: Story) -> Iterator[str]:
+    if story.tasks:
+        yield "## What their tasks await"
+        yield "Innermost frame first."
+    for shape in story.tasks:
+        yield from _shape(shape)
+    if story.more_tasks:
+        yield f"… {story.more_tasks} more distinct chains."
     if story.shapes:
-        yield "## Where they stand"
+        yield "## Where their threads stand"
         yield "Innermost frame first."
     for shape in story.shapes:
         yield from _shape(shape)

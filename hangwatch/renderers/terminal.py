@@ -41,6 +41,7 @@ class _Page:
         yield from self._top()
         yield from self._why()
         yield from self._rivals()
+        yield from self._tasks()
         yield from self._stacks()
         yield from self._tables()
         yield from self._rest()
@@ -59,9 +60,9 @@ class _Page:
             for rival in story.rivals:
                 against = f" Against it: {rival.con}." if rival.con else ""
                 yield from _wrapped(f"{rival.sentence}{against}", "  - ", "    ")
-        for shape in story.shapes[:1]:
+        if story.lead is not None:
             yield from self._title("Where they stand (innermost frame first)")
-            yield from self._shape(shape)
+            yield from self._shape(story.lead)
         yield from self._table("Servers", story.instances)
 
     def _top(self) -> Iterator[str]:
@@ -107,9 +108,17 @@ class _Page:
             if finding.con:
                 yield from _wrapped(f"against: {finding.con}", "      ", "               ")
 
+    def _tasks(self) -> Iterator[str]:
+        if self._story.tasks:
+            yield from self._title("What their tasks await (innermost frame first)")
+        for shape in self._story.tasks:
+            yield from self._shape(shape)
+        if self._story.more_tasks:
+            yield self._paint(f"  … {self._story.more_tasks} more distinct chains", _DIM)
+
     def _stacks(self) -> Iterator[str]:
         if self._story.shapes:
-            yield from self._title("Where they stand (innermost frame first)")
+            yield from self._title("Where their threads stand (innermost frame first)")
         for shape in self._story.shapes:
             yield from self._shape(shape)
         if self._story.shared:

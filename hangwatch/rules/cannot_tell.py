@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangwatch.core.questions import alarmed, calls, health_of
+from hangwatch.core.questions import alarmed, calls, health_of, stuck_await
 from hangwatch.model.capture import Evidence, FailureKind
 from hangwatch.model.dossier import Dossier, Finding, Rule
 from hangwatch.model.verdict import Confidence, Dead
@@ -22,6 +22,10 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
         return ()
     if dossier.verdict.cause in EXPLAINED or any(call.frozen for call in calls(dossier)):
         return ()
+    if any(task.deadlocked and task.moved is False for task in dossier.tasks):
+        return ()
+    if any(stuck_await(dossier, record) is not None for record in stopped):
+        return ()
     pid = stopped[0].instance.pid
     missing: list[str] = []
     steps: list[str] = []
@@ -37,7 +41,10 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     if not dossier.processes:
         missing.append("the state of their processes")
         steps.append("ps -eo pid,ppid,stat,wchan:30,args")
-    if not missing:
+    if not missing and dossier.tasks:
+        missing.append("what should have completed the awaits that their tasks stand at")
+        steps.append("hangwatch tasks --pid PID --watch")
+    elif not missing:
         missing.append("which suspended task waits for what: a thread dump does not show it")
         steps.append("hangwatch tasks --pid PID")
     return (

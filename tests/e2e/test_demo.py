@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from hangwatch.lab import server
+
 INTERVAL = 1.0
 
 pytestmark = pytest.mark.slow
@@ -72,6 +74,28 @@ def test_eight_servers_that_freeze_are_caught_and_explained(tmp_path):
     for pid in (instance["pid"] for instance in result["instances"]):
         assert not Path(f"/proc/{pid}").exists()
     assert ["bundles"] == [path.name for path in tmp_path.iterdir()]
+
+
+@pytest.mark.needs_ptrace
+def test_an_await_that_never_completes_is_named_with_its_line(tmp_path):
+    source = Path(server.__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(source, start=1) if "await asyncio.wait_for(ev" in text)
+
+    done = demo(tmp_path, "await-never", "--servers", "2", "--json")
+    assert 0 == done.returncode, done.stderr
+    result = json.loads(done.stdout)
+    (finding,) = [f for f in result["findings"] if f["rule"] == "await-never-completes"]
+
+    assert ("hung", "await-never-completes") == (result["verdict"], result["cause"])
+    assert "ModelAgent.wait_for_event" == result["truth"]["frame"] == result["culprit"]["frame"]
+    assert f"ModelAgent.wait_for_event (lab/server.py:{line})" in finding["sentence"]
+    assert "task ModelAgentLoop" in finding["sentence"]
+    assert "an event that nobody sets" in finding["sentence"]
+    with tarfile.open(result["bundle"]) as archive:
+        names = archive.getnames()
+    for process in result["truth"]["servers"]:
+        for name in ("tasks.json", "tasks2.json"):
+            assert any(n.endswith(f"processes/engine-{process['pid']}/{name}") for n in names)
 
 
 def test_idle_servers_raise_no_alarm(tmp_path):

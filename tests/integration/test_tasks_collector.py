@@ -18,6 +18,7 @@ from processes import PATIENCE, eventually, python
 from hangwatch import remote
 from hangwatch.capture.rooms import StepRoom
 from hangwatch.collectors import tasks
+from hangwatch.core import awaiting
 from hangwatch.model.capture import CollectorError, FailureKind
 from hangwatch.system import procfs
 
@@ -137,6 +138,41 @@ def test_the_second_sample_is_taken_by_the_reader_of_the_first(tmp_path, monkeyp
     assert [(it.pid,)] == attached
     assert (tmp_path / "1" / "tasks.json").exists()
     assert (tmp_path / "2" / "tasks2.json").exists()
+
+
+LOCKS = """
+import asyncio
+async def take(first, second):
+    async with first:
+        await asyncio.sleep(0)
+        async with second:
+            pass
+async def main():
+    a, b = asyncio.Lock(), asyncio.Lock()
+    kept = [
+        asyncio.create_task(take(a, b), name="ab"),
+        asyncio.create_task(take(b, a), name="ba"),
+    ]
+    for _ in range(4): await asyncio.sleep(0)
+    ready()
+    await asyncio.gather(*kept)
+"""
+
+
+def test_a_deadlock_of_locks_is_in_both_samples_and_did_not_move(tmp_path):
+    with python(LOCKS, rest="asyncio.run(main())") as it:
+        outcome, _ = capture(it.pid, output=tmp_path)
+        folder = f"processes/api_server-{it.pid}"
+        texts = [read(outcome, folder, name).encode() for name in ("tasks.json", "tasks2.json")]
+
+    parsed = [awaiting.parse(text, it.pid, sample) for sample, text in enumerate(texts, start=1)]
+    found = awaiting.tasks(
+        [record for records, _ in parsed for record in records], [r for _, r in parsed]
+    )
+
+    assert {"ab", "ba"} == {task.name for task in found if task.deadlocked}
+    assert {False} == {task.moved for task in found}
+    assert {"lock"} == {task.awaits.kind for task in found if task.deadlocked}
 
 
 UNPRIVILEGED = """

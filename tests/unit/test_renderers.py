@@ -7,7 +7,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from dossiers import BLOCKED, SILENT, WORKING, diagnosed, dump, instance, thread
+from dossiers import BLOCKED, PARKED, SILENT, WORKING, diagnosed, dump, instance, thread
+from task_files import GET, IDLE, LOOP, STUCK, reading, task
 
 from hangwatch import registry
 from hangwatch.core.plain import code, fenced, markdown, printable, table
@@ -36,11 +37,32 @@ def caught() -> Diagnosis:
     return diagnosed(*(instance(pid) for pid in (1, 2, 3)), files=files)
 
 
+def suspended() -> Diagnosis:
+    """Three engines, each at the same await, with a hundred requests that wait behind it."""
+    files = {}
+    crowd = [
+        task(f"request-{i}", (LOOP, GET), kind="queue", detail="Queue.get: 0 items", number=10 + i)
+        for i in range(104)
+    ]
+    for pid in (11, 12, 13):
+        for sample in ("", "2"):
+            folder = f"processes/engine-{pid}"
+            files[f"{folder}/tasks{sample}.json"] = reading(IDLE, STUCK, *crowd, pid=pid)
+            files[f"{folder}/threads{sample}.json"] = dump(thread(pid, PARKED))
+    rows = [{"pid": pid, "ppid": pid - 10, "role": "engine"} for pid in (11, 12, 13)]
+    files["procs.json"] = json.dumps(rows).encode()
+    cause = replace(SILENT, cause="await-never-completes")
+    return diagnosed(*(instance(pid, cause) for pid in (1, 2, 3)), files=files)
+
+
 def hostile() -> Diagnosis:
     frames = ((f"/x/{HOSTILE}.py", HOSTILE, 1), *BLOCKED[2:])
+    hostile_tasks = reading(task(HOSTILE, frames[:1], kind=HOSTILE, detail=HOSTILE), pid=1)
     files = {
         "threads.json": dump(thread(1, frames, thread_name=HOSTILE)),
         "threads2.json": dump(thread(1, frames, thread_name=HOSTILE)),
+        "tasks.json": hostile_tasks,
+        "tasks2.json": hostile_tasks,
         "procs.json": json.dumps([{"pid": 1, "role": HOSTILE, "title": HOSTILE}]).encode(),
         "health.json": json.dumps({"http": 503, "status": "x", "message": HOSTILE}).encode(),
         "gpu.err": HOSTILE.encode("utf-8"),
@@ -120,6 +142,33 @@ def test_the_parts_stand_in_their_order(form: str):
 
 def test_alike_stacks_are_shown_once():
     assert 1 == render(caught(), "markdown").count("pids 1, 2 and 3")
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "issue"])
+def test_await_chains_stand_before_stacks_equal_ones_counted_and_the_odd_ones_first(form: str):
+    text = " ".join(render(suspended(), form).split())
+    parts = (
+        r"3 . engine pids 11, 12 and 13, task ModelAgentLoop",
+        r"Event\.wait .{0,4}asyncio/locks\.py:212.{0,4} ModelAgent\.forward",
+        r"312 . engine pids 11, 12 and 13, task request-0, request-1 and 102 more",
+        r"EpollSelector\.select",
+    )
+
+    places = [re.search(part, text.replace("\\", "")) for part in parts]
+
+    assert None not in places
+    starts = [place.start() for place in places if place]
+    assert starts == sorted(starts)
+    assert "did not move" in text
+
+
+def test_one_screen_has_the_await_and_every_server():
+    page = terminal.page(suspended(), brief=True)
+
+    assert 50 > page.count("\n")
+    assert "ModelAgent.forward (lmdeploy/pytorch/engine/model_agent.py:120)" in page
+    assert "request-0" not in page
+    assert all(re.search(rf"(?m)^ +{pid} +DP0 +hung", page) for pid in (1, 2, 3))
 
 
 def test_one_screen_has_the_frame_and_every_server():

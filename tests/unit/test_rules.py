@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dossiers import BLOCKED, PARKED, SILENT, WORKING, diagnosed, dump, instance, thread
+from task_files import FORWARD, IDLE, LOOP, MAIN, STUCK, reading, task
 
 from hangwatch import registry
 from hangwatch.core.diagnosis import diagnose, rivals
@@ -205,6 +206,139 @@ def test_an_idle_loop_with_work_awaits_what_never_comes():
         found.culprit
     )
     assert "does not show pending asyncio tasks" in found.findings[0].sentence
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def awaiting_files(*tasks: dict[str, Any], **more: Any) -> dict[str, bytes]:
+    """Two samples of one engine whose threads wait, and its tasks."""
+    row = {"pid": 11, "ppid": 1, "role": "engine", "rank": 0, "cpu_pct": 2, "vol_ctxt_per_s": 40}
+    read = reading(*tasks, **more)
+    parked = dump(thread(11, PARKED))
+    return {
+        "tasks.json": read,
+        "tasks2.json": read,
+        "threads.json": parked,
+        "threads2.json": parked,
+        "procs.json": table(row),
+    }
+
+
+def test_the_await_that_never_completes_is_named_with_its_line_and_what_it_waits_for():
+    found = diagnosed(
+        instance(1, because("await-never-completes")), files=awaiting_files(IDLE, STUCK)
+    )
+    (finding,) = said(found, "await-never-completes")
+
+    assert Culprit(pid=11, rank=0, thread="MainThread", frame="ModelAgent.forward") == found.culprit
+    assert Confidence.HIGH == finding.confidence
+    assert "ModelAgent.forward (lmdeploy/pytorch/engine/model_agent.py:120)" in finding.sentence
+    assert "task ModelAgentLoop" in finding.sentence
+    assert "an event that nobody sets (Event.wait: not set, 1 waiter)" in finding.sentence
+    assert "ModelAgentLoop" in finding.citations[0].text
+
+
+def test_unmoved_awaits_explain_silence_that_nothing_else_explains():
+    found = diagnosed(instance(1), files=awaiting_files(IDLE, STUCK))
+
+    assert ("hung", "await-never-completes") == (found.verdict, found.cause)
+    assert not said(found, "cannot-tell")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads2.json": dump(thread(11, BLOCKED))},
+        {"procs.json": table({"pid": 11, "ppid": 1, "role": "engine", "cpu_pct": 98})},
+        {"tasks2.json": reading(IDLE, task("ModelAgentLoop", waiter=6))},
+        {"tasks.json": reading(IDLE), "tasks2.json": reading(IDLE)},
+    ],
+    ids=["a thread is in a call", "it computes", "it moved", "all wait for input"],
+)
+def test_awaits_explain_nothing_where_something_else_may(changes: dict[str, bytes]):
+    found = diagnosed(instance(1), files=awaiting_files(IDLE, STUCK) | changes)
+
+    assert not said(found, "await-never-completes")
+
+
+def test_a_working_engine_whose_tasks_stand_still_is_not_accused():
+    found = diagnosed(instance(1, WORKING), files=awaiting_files(IDLE, STUCK))
+
+    assert not said(found, "await-never-completes")
+
+
+LOCKED = "Lock.acquire: locked, 1 waiter"
+
+
+def test_locks_that_tasks_take_in_different_orders_are_a_deadlock():
+    first = task("pull", (LOOP, FORWARD), kind="lock", detail=LOCKED, number=3, on=[4])
+    second = task("push", (MAIN, MAIN), kind="lock", detail=LOCKED, number=4, on=[3])
+
+    found = diagnosed(instance(1), files=awaiting_files(IDLE, first, second, cycles=[[3, 4]]))
+
+    assert ("hung", "lock-order-deadlock", Confidence.HIGH) == (
+        found.verdict,
+        found.cause,
+        found.confidence,
+    )
+    assert (
+        "pull stands at ModelAgent.forward (lmdeploy/pytorch/engine/model_agent.py:120) and waits "
+        "for the lock that push holds"
+    ) in found.findings[0].sentence
+
+
+def test_tasks_that_await_each_other_are_a_deadlock_without_locks():
+    first = task("a", kind="task", detail="a task", number=3, on=[4])
+    second = task("b", (MAIN, MAIN), kind="task", detail="a task", number=4, on=[3])
+
+    found = diagnosed(instance(1), files=awaiting_files(first, second, cycles=[[3, 4]]))
+
+    assert "await-never-completes" == found.cause
+    assert "deadlock" in found.findings[0].sentence
+
+
+def test_a_lock_is_told_with_the_task_that_holds_it_and_the_holder_is_accused():
+    holder = task("holder", (MAIN, FORWARD), number=3)
+    waiter = task("waiter", (LOOP, LOOP), kind="lock", detail=LOCKED, number=4, on=[3])
+
+    found = diagnosed(
+        instance(1, because("await-never-completes")), files=awaiting_files(waiter, holder)
+    )
+
+    assert "task holder never gets past" in found.findings[0].sentence
+
+
+def test_an_awaited_actor_is_followed_into_its_process():
+    actor = "f2" * 16
+    detail = f"Ray ObjectRef {'ab' * 28}, a call on actor {actor}, pending"
+    files = awaiting_files(task("get", kind="ray", detail=detail))
+    files["procs.json"] = table(
+        {"pid": 11, "ppid": 1, "role": "engine", "cpu_pct": 2, "vol_ctxt_per_s": 40},
+        {"pid": 99, "ppid": 1, "role": "store", "actor_id": actor},
+    )
+
+    found = diagnosed(instance(1, because("await-never-completes")), files=files)
+
+    assert "in process 99 (store)" in found.findings[0].sentence
+    assert "look at process 99" in found.findings[0].next_step
+
+
+def test_the_same_await_in_several_servers_is_one_finding():
+    rows = [
+        {"pid": pid, "ppid": server, "role": "engine", "cpu_pct": 2, "vol_ctxt_per_s": 40}
+        for server, pid in ((1, 11), (2, 12))
+    ]
+    files = {"procs.json": table(*rows)}
+    for pid in (11, 12):
+        for sample in ("", "2"):
+            files[f"processes/engine-{pid}/tasks{sample}.json"] = reading(STUCK, pid=pid)
+    why = because("await-never-completes")
+
+    found = diagnosed(instance(1, why), instance(2, why), files=files)
+    (finding,) = said(found, "await-never-completes")
+
+    assert "The event loops of both stopped engines" in finding.sentence
 
 
 # --- processes and the kernel --------------------------------------------------------------------
