@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hangwatch.model.observation import Observation
 
 
-@click.command(name="attach")
+@click.command(name="attach", short_help="Watch, or capture now, what one process belongs to.")
 @click.option("--pid", type=int, required=True, help="A process of the engine: any of them.")
 @click.option("--now", is_flag=True, help="Capture at once, then end.")
 @click.option("--dry-run", is_flag=True, help="Print what a capture would do, with its gates.")

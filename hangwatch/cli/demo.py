@@ -152,7 +152,7 @@ class Story:
                 pass
 
 
-@click.command(name="demo")
+@click.command(name="demo", short_help="Servers that really hang, caught and explained.")
 @click.argument(
     "fault", default="blocked-call", metavar="[FAULT]", type=click.Choice(sorted(FAULTS))
 )

@@ -44,7 +44,9 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
 }
 
 
-@click.command(name="list")
+@click.command(
+    name="list", short_help="What there is: profiles, collectors, rules, renderers, faults."
+)
 @click.argument("kind", required=False, type=click.Choice(list(KINDS)))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(kind: str | None, as_json: bool) -> None:

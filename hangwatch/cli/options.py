@@ -22,7 +22,7 @@ _SETTINGS = (
     click.option(
         "--config",
         type=click.Path(path_type=Path),
-        help="TOML file with settings; flags and HANGWATCH_* go before it.",
+        help="TOML file with settings; HANGWATCH_* take precedence over it, flags over both.",
     ),
     click.option("--output", metavar="DIR", help="Where bundles go  [default: STATE/bundles]"),
     click.option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import click
 from hangwatch.cli.times import in_zone, moment, offset, zone_of
 from hangwatch.core import contracts, loose
 from hangwatch.core.layout import Kind, place
+from hangwatch.core.questions import number_of
 from hangwatch.core.replay import continued, instances, replay
 from hangwatch.errors import UsageError
 from hangwatch.model.incident import Transition
@@ -26,10 +27,13 @@ from hangwatch.system import evidence, logmaterial
 FOUND = 3
 """Exit code when the answer is an alarm."""
 
+MAX_NAMES = 3
+"""Instances that a line of the timeline names."""
+
 MAX_SNAPSHOT = 64 << 20
 
 
-@click.command(name="replay")
+@click.command(name="replay", short_help="Run the detector over old logs.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
@@ -119,7 +123,7 @@ def _page(result: ReplayResult, then: tuple[Transition, ...]) -> Iterator[str]:
         stopped = contracts.window(epoch, found.window)
         yield (
             f"incident {found.id}: {found.verdict.word} ({found.verdict.cause}), "
-            f"{len(found.members)} of {found.watched} instances"
+            f"{len(found.members)} of {number_of(found.watched, 'instance')}"
             + (f", stopped between {stopped[0]} and {stopped[1]}" if stopped else "")
             + (f", over at {contracts.instant(epoch, found.closed_at)}" if found.closed_at else "")
         )
@@ -136,7 +140,8 @@ def _page(result: ReplayResult, then: tuple[Transition, ...]) -> Iterator[str]:
         f" as of {contracts.instant(epoch, result.until)}"
     )
     yield from (f"  - {sentence}" for sentence in verdict.because)
-    yield f"{result.heartbeats} heartbeats of {len(result.instances)} instances"
+    beats = number_of(result.heartbeats, "heartbeat")
+    yield f"{beats} of {number_of(len(result.instances), 'instance')}"
     yield from (f"note: {note}" for note in (*result.notes, *result.problems))
     if then:
         first = then[0]
@@ -148,16 +153,25 @@ def _page(result: ReplayResult, then: tuple[Transition, ...]) -> Iterator[str]:
 
 
 def _timeline(result: ReplayResult) -> Iterator[str]:
-    rows = [
-        (
-            contracts.instant(result.epoch, change.at),
-            change.instance.name,
-            f"{change.before.word} → {change.after.word}" if change.before else change.after.word,
-            change.after.cause,
-        )
-        for change in result.transitions
-    ]
+    """Yield a line for each change; instances that change alike in one second share theirs."""
+    alike: dict[tuple[str, str, str], list[Transition]] = {}
+    for change in result.transitions:
+        told = change.after.word
+        told = f"{change.before.word} → {told}" if change.before else told
+        at = contracts.instant(result.epoch, change.at)
+        alike.setdefault((at[:19] + at[-6:], told, change.after.cause), []).append(change)
+    rows = [(at, _names(changes), told, cause) for (at, told, cause), changes in alike.items()]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
-    for row, change in zip(rows, result.transitions, strict=True):
+    for row, changes in zip(rows, alike.values(), strict=True):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield click.style(line.rstrip(), fg="red" if isinstance(change.after, ALARMS) else None)
+        alarm = isinstance(changes[0].after, ALARMS)
+        yield click.style(line.rstrip(), fg="red" if alarm else None)
+
+
+def _names(changes: Sequence[Transition]) -> str:
+    """Return who changed: ``40211``, or ``8 instances: 40211, 40248, 40285, …``."""
+    names = list(dict.fromkeys(change.instance.name for change in changes))
+    if len(names) == 1:
+        return names[0]
+    more = ", …" if len(names) > MAX_NAMES else ""
+    return f"{len(names)} instances: {', '.join(names[:MAX_NAMES])}{more}"

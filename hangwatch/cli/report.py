@@ -11,7 +11,7 @@ from hangwatch.cli.diagnose import wants_colour
 FORMATS = ("terminal", "markdown", "issue", "json")
 
 
-@click.command(name="report")
+@click.command(name="report", short_help="Show the report of a bundle.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
     "--format",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 
-@click.command(name="rescue")
+@click.command(
+    name="rescue", short_help="A script that collects evidence where nothing can be installed."
+)
 def command() -> None:
     """Print hangwatch-rescue.py, which collects evidence where nothing can be installed.
 

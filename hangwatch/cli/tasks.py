@@ -25,7 +25,9 @@ from hangwatch.remote import (
 )
 
 
-@click.command(name="tasks")
+@click.command(
+    name="tasks", short_help="The asyncio tasks of a running process, and what they await."
+)
 @click.option("--pid", type=click.IntRange(min=1), required=True, help="The process to read.")
 @click.option("--tree", "form", flag_value="tree", help="Show each task below those that await it.")
 @click.option("--graph", "form", flag_value="graph", help="Show only who waits for whom.")

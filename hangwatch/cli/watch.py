@@ -13,7 +13,9 @@ from hangwatch.cli import options
 from hangwatch.errors import UsageError
 
 
-@click.command(name="watch")
+@click.command(
+    name="watch", short_help="The daemon: follow logs and endpoints, capture each incident once."
+)
 @click.option(
     "--log",
     "logs",

@@ -247,7 +247,11 @@ def overall(state: State, now: Instant) -> Verdict:
         for name, source in state.sources.items()
         if source.stalled_since is not None
     ]
-    verdicts = [t.verdict for t in state.instances.values() if t.verdict is not None]
+    verdicts = [
+        grouping.ascribed(t.verdict, key.name) if len(state.instances) > 1 else t.verdict
+        for key, t in state.instances.items()
+        if t.verdict is not None
+    ]
     strongest = grouping.strongest((*verdicts, *stalled))
     if strongest is not None:
         return strongest

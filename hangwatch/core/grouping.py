@@ -69,6 +69,15 @@ def strongest(verdicts: Iterable[Verdict]) -> Verdict | None:
     )
 
 
+def ascribed(verdict: Verdict, name: str) -> Verdict:
+    """Return *verdict* with sentences that say whose heartbeat and gauges they are about."""
+    because = tuple(
+        f"{name}'s {sentence[4:]}" if sentence.startswith("its ") else sentence
+        for sentence in verdict.because
+    )
+    return replace(verdict, because=because)
+
+
 def is_alarm(verdict: Verdict | None) -> bool:
     """Say whether *verdict* starts a capture."""
     return isinstance(verdict, ALARMS)

@@ -166,9 +166,18 @@ def _at_least(verdict: Verdict, word: str) -> Verdict:
 def _whole(
     recounted: Verdict, records: Iterable[InstanceRecord], incident: Incident | None, word: str
 ) -> Verdict:
-    verdicts = [record.verdict for record in records]
+    records = tuple(records)
+    several = len(records) > 1
+    verdicts = [
+        grouping.ascribed(r.verdict, r.instance.name) if several else r.verdict for r in records
+    ]
     if incident is not None:
-        verdicts = [_at_least(incident.verdict, word), *verdicts]
+        said = incident.verdict
+        for member in incident.members:
+            if several and member.verdict == said:
+                said = grouping.ascribed(said, member.instance.name)
+                break
+        verdicts = [_at_least(said, word), *verdicts]
     strongest = max(verdicts, key=_strength, default=recounted)
     if not _strength(strongest):
         return recounted

@@ -18,12 +18,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.model.following import FollowEvent, FollowRequest, Position
+from hangwatch.model.following import FollowEvent, FollowRequest, NothingMatches, Position
 from hangwatch.model.heartbeat import Line
 from hangwatch.model.time import Clock, Instant
 from hangwatch.system.channel import Channel
 from hangwatch.system.clock import SystemClock
 from hangwatch.system.hints import Hints
+from hangwatch.system.paths import nearest
 from hangwatch.system.spawn import message_kind, serve
 from hangwatch.system.tail import Tailer
 
@@ -57,6 +58,8 @@ class Follower:
         self._offsets: dict[str, Any] = {}
         self._interval = READ_INTERVAL
         self._heard = False
+        self._patterns: tuple[str, ...] = ()
+        self._new: tuple[str, ...] = ()
         self._looked_at = self._read_at = self._told_at = self._kept_at = Instant(0.0)
 
     def run(self) -> None:
@@ -96,6 +99,8 @@ class Follower:
     def _follow(self, message: Mapping[str, Any]) -> None:
         with suppress(CodecError):
             request: FollowRequest = from_plain(FollowRequest, message.get("request"))
+            self._new += tuple(p for p in request.patterns if p not in self._patterns)
+            self._patterns = request.patterns
             if self._tailer is None:
                 self._tailer = Tailer(
                     request, clock=self._clock, positions=_positions(message.get("offsets"))
@@ -108,7 +113,7 @@ class Follower:
         now = self._read_at = self._clock.now()
         if now - self._looked_at >= LOOK_INTERVAL:
             self._looked_at = now
-            events = tailer.poll()
+            events = (*tailer.poll(), *self._missing(tailer, now))
             files = tailer.descriptors
             self._hints.watch(files)
             self._interval = LOOK_INTERVAL if self._hints.cover(files) else READ_INTERVAL
@@ -122,6 +127,14 @@ class Follower:
             if offsets != self._offsets:
                 self._offsets = offsets
                 self._send({"kind": "offsets", "offsets": offsets})
+
+    def _missing(self, tailer: Tailer, now: Instant) -> Iterable[NothingMatches]:
+        """Yield what was looked for for the first time and is not there."""
+        unmatched = tailer.unmatched
+        for pattern in self._new:
+            if pattern in unmatched:
+                yield NothingMatches(pattern=pattern, nearest=nearest(pattern), at=now)
+        self._new = ()
 
     def _keep_in_touch(self) -> None:
         if self._clock.now() - self._told_at >= ALIVE_INTERVAL and not self._channel.pending:

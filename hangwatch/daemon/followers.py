@@ -15,7 +15,13 @@ from typing import Any, Final
 from hangwatch.core import parsing
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.daemon.children import Hearing, Keeper, Launch, Wire, launch
-from hangwatch.model.following import FollowEvent, FollowRequest, Foreign, LinkRefused
+from hangwatch.model.following import (
+    FollowEvent,
+    FollowRequest,
+    Foreign,
+    LinkRefused,
+    NothingMatches,
+)
 from hangwatch.model.heartbeat import Line
 from hangwatch.model.observation import (
     BeatSeen,
@@ -92,6 +98,7 @@ class Followers:
         self._mounts = MountTable()
         self._followers: dict[str, _Follower] = {}
         self._found: dict[str, SourceFound] = {}
+        self._missed: set[str] = set()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -114,8 +121,20 @@ class Followers:
         pids = (follower.keeper.pid for follower in self._followers.values())
         return tuple(pid for pid in pids if pid is not None)
 
-    def follow(self, patterns: Iterable[str], streams: Mapping[str, str] | None = None) -> None:
-        """Follow what *patterns* match, now and later, and read *streams*, besides the rest."""
+    def follow(
+        self,
+        patterns: Iterable[str],
+        streams: Mapping[str, str] | None = None,
+        *,
+        expected: bool = True,
+    ) -> None:
+        """Follow what *patterns* match, now and later, and read *streams*, besides the rest.
+
+        Where there should be a match already, but is none, our log says so.
+        """
+        patterns = tuple(patterns)
+        if not expected:
+            self._missed.update(patterns)
         self._mounts.refresh()
         for pattern in patterns:
             self._place(place_of(pattern, self._mounts)).patterns.setdefault(pattern)
@@ -210,6 +229,9 @@ class Followers:
             case Foreign():
                 self._hand_over(event)
                 return ()
+            case NothingMatches():
+                self._miss(event)
+                return ()
             case LinkRefused():
                 log.warning("hangwatch.link_refused", link=event.path, target=event.target)
                 return ()
@@ -230,6 +252,17 @@ class Followers:
             case SourceGrew():
                 pass
         return (event,)
+
+    def _miss(self, event: NothingMatches) -> None:
+        if event.pattern not in self._missed:
+            self._missed.add(event.pattern)
+            log.warning(
+                "hangwatch.nothing_matches",
+                pattern=event.pattern,
+                exists=event.nearest,
+                hint="it is followed as soon as it is there; if it should be there now, check the "
+                "path, and in a container the mount",
+            )
 
     def _hand_over(self, event: Foreign) -> None:
         follower = self._place(event.mount)

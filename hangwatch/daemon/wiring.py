@@ -433,7 +433,8 @@ class Watch:
                     raylet=found.raylet,
                     reachable=found.reachable,
                 )
-                self._followers.follow(found.logs)
+                # A Ray that has just begun has no worker yet.
+                self._followers.follow(found.logs, expected=False)
                 self._say("watching", logs=found.logs, ray=True)
             case Kin(problem=problem) if problem:
                 self._lost = problem

@@ -93,6 +93,21 @@ class LinkRefused:
     at: Instant
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingMatches:
+    """The first look found nothing that a pattern matches; it is waited for.
+
+    Attributes:
+        pattern: The pattern.
+        nearest: The deepest folder of it that exists.
+        at: When we looked.
+    """
+
+    pattern: str
+    nearest: str
+    at: Instant
+
+
 FollowEvent: TypeAlias = (
     Line
     | SourceFound
@@ -102,4 +117,5 @@ FollowEvent: TypeAlias = (
     | SourceReadable
     | Foreign
     | LinkRefused
+    | NothingMatches
 )

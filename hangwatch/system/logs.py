@@ -117,7 +117,7 @@ class _Output:
     def __init__(self) -> None:
         self.writer: LineWriter | None = None
         self.render: Callable[[Any, str, Event], Any] = structlog.processors.JSONRenderer()
-        self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=False)
+        self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
 
     def __call__(self, logger: Any, method: str, event: Event) -> Any:
         """Render *event*; the last processor."""
@@ -154,7 +154,7 @@ log: Any = structlog.wrap_logger(
 
 
 class _Console:
-    """``10:01:22 warning  hangwatch.child_silent  child=follower``; escapes the unprintable."""
+    """``10:01:22Z warning  hangwatch.child_silent  child=follower``; escapes the unprintable."""
 
     COLORS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
 
@@ -162,7 +162,7 @@ class _Console:
         self._color = color
 
     def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-        stamp = str(event.pop("timestamp", ""))[11:19]
+        stamp = f"{str(event.pop('timestamp', ''))[11:19]}Z"
         level = str(event.pop("level", ""))
         name = str(event.pop("event", ""))
         trace = event.pop("exception", "")

@@ -298,6 +298,17 @@ class Expander:
         )
 
 
+def nearest(pattern: str) -> str:
+    """Return the deepest folder on the way of *pattern* that exists; can block as any look does."""
+    path = ""
+    for part, _ in _parts(pattern, named=True):
+        step = f"{path}/{part}" if path or pattern.startswith("/") else part
+        if _is_wild(part) or not os.path.isdir(step):  # noqa: PTH112  # not always a path
+            break
+        path = step
+    return path or ("/" if pattern.startswith("/") else ".")
+
+
 def _close(fd: int) -> None:
     if fd >= 0:
         os.close(fd)

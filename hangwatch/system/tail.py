@@ -230,6 +230,7 @@ class Tailer:
             for name, path in request.streams.items()
         ]
         self._left: dict[Key, _Left] = {}
+        self._unmatched: dict[str, None] = {}
         self._listed: set[str] = set()  # patterns that were listed whole at least once
         self._troubled: set[str] = set()  # patterns that could not be listed whole
         self._borders: set[Step] = set()  # refused links and other filesystems of the last look
@@ -265,6 +266,11 @@ class Tailer:
     def pipes(self) -> list[int]:
         """The streams that are open, by descriptor. Only to be waited on."""
         return [stream.fd for stream in self._streams if stream.fd >= 0]
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """The patterns that led to nothing at the last look, not even to an error."""
+        return tuple(self._unmatched)
 
     @property
     def behind(self) -> bool:
@@ -329,9 +335,11 @@ class Tailer:
         found: dict[str, tuple[Found, str]] = {}
         newborn: set[str] = set()
         borders: set[Step] = set()
+        self._unmatched = dict.fromkeys(self._request.patterns)
         for pattern in self._request.patterns:
             trouble = None
             for step in self._expander.expand(pattern):
+                self._unmatched.pop(pattern, None)
                 match step:
                     case Found(name=name):
                         if pattern in self._listed and step.status.st_mtime >= self._began:

@@ -11,7 +11,7 @@ import pytest
 from processes import PATIENCE, eventually
 
 from hangwatch.core.codec import from_plain, to_plain
-from hangwatch.model.following import FollowEvent, FollowRequest
+from hangwatch.model.following import FollowEvent, FollowRequest, NothingMatches
 from hangwatch.model.heartbeat import Line
 from hangwatch.model.observation import SourceFound, SourceRetired
 from hangwatch.system.channel import ChannelClosedError
@@ -97,10 +97,22 @@ def test_it_tells_the_past_and_the_present_of_logs_and_how_far_it_is(tmp_path, l
 
 
 def test_it_says_that_it_is_alive_when_there_is_nothing_to_say(tmp_path, listen):
+    (tmp_path / "worker.out").touch()
     listener = listen(tmp_path / "*.out")
     listener.until(lambda: listener.alive >= 3)
 
-    assert [] == listener.events
+    assert ["SourceFound"] == [type(event).__name__ for event in listener.events]
+
+
+def test_a_pattern_that_matches_nothing_is_told_once_with_what_exists_of_its_path(tmp_path, listen):
+    pattern = tmp_path / "session_latest" / "logs" / "*.out"
+    listener = listen(pattern)
+    listener.until(lambda: listener.told(NothingMatches))
+    listener.follow(pattern, tmp_path / "later.log")
+    listener.until(lambda: len(listener.told(NothingMatches)) > 1)
+
+    told = [(event.pattern, event.nearest) for event in listener.told(NothingMatches)]
+    assert [(str(pattern), str(tmp_path)), (str(tmp_path / "later.log"), str(tmp_path))] == told
 
 
 def test_a_new_one_goes_on_where_the_killed_one_was_and_takes_nothing_for_fresh(tmp_path, listen):

@@ -12,7 +12,7 @@ from fake_children import FakeChild, Nursery
 from hangwatch.core.codec import to_plain
 from hangwatch.daemon import followers as module
 from hangwatch.daemon.followers import Followers
-from hangwatch.model.following import Foreign
+from hangwatch.model.following import Foreign, NothingMatches
 from hangwatch.model.heartbeat import Line
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.observation import (
@@ -206,3 +206,21 @@ def test_a_retired_log_is_not_followed_any_more():
     scene.say(scene.nursery.last, SourceRetired(source="/var/a.log", at=Instant(1.0)))
 
     assert () == scene.followers.sources
+
+
+def test_our_log_says_once_that_a_named_log_is_not_there(monkeypatch):
+    said = []
+    monkeypatch.setattr(module.log, "warning", lambda event, **facts: said.append((event, facts)))
+    scene = Scene()
+    scene.followers.follow(["/logs/x.log"])
+    scene.followers.follow(["/ray/worker-*.out"], expected=False)
+    scene.followers.hear()
+    (child,) = scene.nursery.children
+    missing = [
+        NothingMatches(pattern=pattern, nearest="/", at=Instant(1.0))
+        for pattern in ("/logs/x.log", "/ray/worker-*.out", "/logs/x.log")
+    ]
+
+    assert () == scene.say(child, *missing)
+    assert ["hangwatch.nothing_matches"] == [event for event, _ in said]
+    assert "/logs/x.log" == said[0][1]["pattern"]

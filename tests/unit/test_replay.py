@@ -191,6 +191,19 @@ def test_a_log_that_ends_says_what_a_longer_silence_would_have_meant(tmp_path: P
     assert "DP0 would be suspected_hang at 2026-03-04T10:03:30+00:00" in output
 
 
+def test_servers_that_change_alike_in_one_second_share_a_line(tmp_path: Path):
+    for i in range(4):
+        text = "".join(line(at) for at in range(0, 100, 10))
+        (tmp_path / f"worker-{i}a-01000000-4021{i}.out").write_text(text)
+    arguments = ["replay", str(tmp_path), "--tz", "+00:00", "--until", "2026-03-04T10:10:00"]
+
+    lines = CliRunner().invoke(hangwatch, arguments).output.splitlines()
+
+    assert "4 instances: 40210, 40211, 40212, …" in lines[1]
+    assert "ok → suspected_hang" in lines[1]
+    assert any("40210's last heartbeat had" in told for told in lines)
+
+
 def test_the_document_has_what_the_contract_promises():
     (case,) = CASES.glob("028-*")
     until = "2026-03-08T07:10:11+08:00"
