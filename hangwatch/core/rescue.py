@@ -142,6 +142,8 @@ def _row(
     known.update(
         {key: taken[key] for key in taken if key not in ("kernel", "threads", "tasks", "title")}
     )
+    if "thread_count" in known:
+        known["threads"] = known.pop("thread_count")
     threads = _objects(taken, "kernel")
     if threads:
         known["thread_states"] = dict(Counter(word(each.get("state")) for each in threads))

@@ -217,7 +217,7 @@ def process_now(pid: int) -> dict[str, Any]:
             "tracer_pid": int(status.get("TracerPid", "0")),
             "uid": int(status.get("Uid", "0 0").split()[1]),
             "rss_mib": round(int(status.get("VmRSS", "0 kB").split()[0]) / 1024, 1),
-            "threads": int(row.fields[17]),
+            "thread_count": int(row.fields[17]),
             "cpu_seconds": row.cpu_seconds,
         }
     except GONE:

@@ -40,9 +40,9 @@ BEAT = (
 def modules_of(text: str) -> dict[str, str]:
     found = {}
     for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            if isinstance(node.value, ast.Tuple):
-                found[ast.literal_eval(node.targets[0].slice)] = ast.literal_eval(node.value)[1]
+        match node:
+            case ast.Assign(targets=[ast.Subscript(slice=name)], value=ast.Tuple() as value):
+                found[ast.literal_eval(name)] = ast.literal_eval(value)[1]
     return found
 
 
@@ -189,6 +189,7 @@ def document(**more: Any) -> dict[str, Any]:
             "ppid": 1,
             "state": "S",
             "comm": "ZMQMPEngine",
+            "thread_count": 1,
             "cpu_seconds": 10.0 + at / 10,
             "kernel": [
                 {"tid": 7, "comm": "x", "state": "D", "vol_ctxt": int(at), "stack": "[<0>] nfs"}
@@ -260,7 +261,7 @@ def test_the_second_sample_has_rates():
     (row,) = json.loads(unpack(packed(), LMDEPLOY).files["procs2.json"])
 
     assert (10.0, 1.0) == (row["cpu_pct"], row["vol_ctxt_per_s"])
-    assert {"D": 1} == row["thread_states"]
+    assert ({"D": 1}, 1) == (row["thread_states"], row["threads"])
 
 
 def test_whose_stacks_they_are_is_not_for_the_stacks_to_say():
