@@ -191,6 +191,59 @@ class LooseThreads(RootModel[list[LooseThread]]):
     """``threads.json``, and ``threads2.json`` for the second sample."""
 
 
+class LooseTaskFrame(_Document):
+    """One frame of an await chain."""
+
+    function: str
+    file: str = ""
+    line: int | None = None
+
+
+class LooseTaskReference(_Document):
+    """Another task of the same process."""
+
+    id: int
+
+
+class LooseAwaits(_Document):
+    """What the innermost await of a task is about."""
+
+    kind: str = ""
+    detail: str = ""
+    tasks: list[LooseTaskReference] = Field([], description="Those that it waits for.")
+    object: int | None = None
+    due_in_s: float | None = None
+
+
+class LooseTask(_Document):
+    """One asyncio task."""
+
+    id: int
+    name: str
+    state: Literal["pending", "running", "done", "cancelled"]
+    loop: int = 0
+    chain: list[LooseTaskFrame] = Field(description="Outermost coroutine first.")
+    awaits: LooseAwaits
+    waiter: int | None = None
+    torn: str | None = None
+
+
+class LooseLoop(_Document):
+    """One event loop."""
+
+    id: int
+    thread_id: int | None = Field(None, description="Kernel id of the thread that runs it.")
+
+
+class LooseTasks(_Document):
+    """``tasks.json``, and ``tasks2.json``: ``hangwatch.tasks/1``, of which this much is read."""
+
+    pid: int | None = None
+    loops: list[LooseLoop] = []
+    tasks: list[LooseTask]
+    cycle_ids: list[list[int]] = Field([], description="Deadlocks, as ids in waiting order.")
+
+
 class LooseProcess(_Document):
     """One process."""
 
@@ -208,6 +261,7 @@ class LooseProcess(_Document):
         None, description="Voluntary context switches a second, all threads."
     )
     tracer_pid: int | None = None
+    actor_id: str = Field("", description="Of the Ray actor that lives in it.")
 
 
 class LooseProcesses(RootModel[list[LooseProcess]]):
@@ -236,6 +290,7 @@ DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "hangwatch.manifest.1": Manifest,
     "hangwatch.incident.1": Incident,
     "loose-evidence.threads.1": LooseThreads,
+    "loose-evidence.tasks.1": LooseTasks,
     "loose-evidence.procs.1": LooseProcesses,
     "loose-evidence.health.1": LooseHealth,
     "loose-evidence.metrics.1": LooseMetrics,

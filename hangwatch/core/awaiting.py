@@ -74,7 +74,6 @@ _CONSEQUENCE: Final = 7
 """It waits for another task, which explains more."""
 
 _MIDDLE_OF_SOMETHING: Final = 1
-
 _TAKES_INPUT: Final = re.compile(r"\.get:")
 _ACTOR: Final = re.compile(r"a call on actor ([0-9a-f]{32})")
 
@@ -324,7 +323,7 @@ def awaited_actor(task: TaskMotion) -> str:
 
 
 def told(task: TaskMotion) -> str:
-    """Return the await for people: ``ModelAgent.done (agent.py:17), which waits for an event``."""
+    """Return the await for people: ``ModelAgent.done (agent.py:17)``."""
     frame = innermost(task)
     return str(frame) if frame is not None else task.awaits.detail
 
@@ -345,11 +344,10 @@ def with_tasks(
     """
     if vital.motion is not Motion.WAITING:
         return vital
-    engines = [task for task in found if roles.get(task.pid) in _NEAREST[:3]]
-    there = pending(engines or found)
-    pids = {task.pid for task in there}
-    if any(_may_be_computed(task) for task in there):
+    if may_be_computed(found, roles):
         return vital
+    there = _of_engines(found, roles)
+    pids = {task.pid for task in there}
     if any(
         not thread.idle or thread.moved is not False for thread in threads if thread.pid in pids
     ):
@@ -362,7 +360,18 @@ def with_tasks(
     return replace(vital, suspended=told(odd[0]), pid=odd[0].pid)
 
 
-def _may_be_computed(task: TaskMotion) -> bool:
+def may_be_computed(found: Iterable[TaskMotion], roles: Mapping[int, Role]) -> bool:
+    """Say whether engines await something that may well be over once it has been computed."""
+    return any(_is_computed(task) for task in _of_engines(found, roles))
+
+
+def _of_engines(found: Iterable[TaskMotion], roles: Mapping[int, Role]) -> tuple[TaskMotion, ...]:
+    """Return the tasks that compute; all of them where no process is known for an engine."""
+    there = pending(found)
+    return tuple(task for task in there if roles.get(task.pid) in _NEAREST[:3]) or there
+
+
+def _is_computed(task: TaskMotion) -> bool:
     awaits = task.awaits
     if awaits.kind == "sleep":
         return awaits.due_in is None or awaits.due_in < LONG_SLEEP

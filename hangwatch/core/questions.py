@@ -237,7 +237,8 @@ def stuck_await(dossier: Dossier, record: InstanceRecord) -> StuckAwait | None:
     if not odd:
         return None
     if record.verdict.cause == "await-never-completes":
-        sure = Confidence.HIGH if odd[0].moved is False else Confidence.MEDIUM
+        certain = odd[0].moved is False and not awaiting.may_be_computed(tasks, roles(dossier))
+        sure = Confidence.HIGH if certain else Confidence.MEDIUM
     elif _nothing_else(dossier, record, tasks):
         rows = [row for row in dossier.processes if row.pid in {task.pid for task in tasks}]
         known = bool(rows) and all(row.cpu_pct is not None for row in rows)

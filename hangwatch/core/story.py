@@ -9,7 +9,7 @@ filled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -27,6 +27,7 @@ from hangwatch.core.questions import (
     owners,
     present,
     process,
+    process_of_actor,
     roles,
     seconds,
     shared_processes,
@@ -467,7 +468,24 @@ def _shared(dossier: Dossier) -> tuple[str, ...]:
             does = "all threads wait for work" if threads else "no stack of it"
         state = f", state {row.state}" if row.state else ""
         lines.append(f"{row.role.replace('_', ' ')} {row.pid} ({row.title[:60]}){state}: {does}")
-    return tuple(lines)
+    return (*lines, *_actors(dossier))
+
+
+def _actors(dossier: Dossier) -> Iterator[str]:
+    """Yield the Ray actors whose answer is awaited, those that most tasks wait for first."""
+    waiting: dict[str, list[TaskMotion]] = {}
+    for task in awaiting.pending(dossier.tasks):
+        if not task.moved and (actor := awaiting.awaited_actor(task)):
+            waiting.setdefault(actor, []).append(task)
+    for actor, found in sorted(waiting.items(), key=lambda item: -len(item[1]))[:MAX_SHAPES]:
+        there = process_of_actor(dossier, actor)
+        where = f" (process {there.pid}, {there.role})" if there is not None else ""
+        wait = "task waits" if len(found) == 1 else "tasks wait"
+        pids = len({task.pid for task in found})
+        yield (
+            f"Ray actor {actor}{where}: {len(found)} {wait} for its answer, in "
+            f"{pids} {'process' if pids == 1 else 'processes'}"
+        )
 
 
 # ---------------------------------------------------------------------- tables

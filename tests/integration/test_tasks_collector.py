@@ -17,6 +17,7 @@ from processes import PATIENCE, eventually, python
 
 from hangwatch import remote
 from hangwatch.capture.rooms import StepRoom
+from hangwatch.capture.schemas import schemas
 from hangwatch.collectors import tasks
 from hangwatch.core import awaiting
 from hangwatch.model.capture import CollectorError, FailureKind
@@ -63,6 +64,7 @@ def test_both_samples_have_every_task_with_the_line_of_its_await(tmp_path):
     schema = json.loads((resources.files("hangwatch") / "schemas/tasks-1.json").read_text())
     for document in documents:
         jsonschema.validate(document, schema)
+        jsonschema.validate(document, schemas()["loose-evidence.tasks.1"])
         agents = [task for task in document["tasks"] if task["name"].startswith("agent-")]
         frames = {(f["function"], f["file"], f["line"]) for task in agents for f in task["chain"]}
         assert 3 == len(agents)

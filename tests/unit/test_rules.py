@@ -12,6 +12,7 @@ from task_files import FORWARD, IDLE, LOOP, MAIN, STUCK, reading, task
 
 from hangwatch import registry
 from hangwatch.core.diagnosis import diagnose, rivals
+from hangwatch.core.story import tell
 from hangwatch.model.dossier import Culprit, Diagnosis, Dossier, Finding, Rule
 from hangwatch.model.observation import RecordStall
 from hangwatch.model.time import Instant
@@ -239,6 +240,16 @@ def test_the_await_that_never_completes_is_named_with_its_line_and_what_it_waits
     assert "ModelAgentLoop" in finding.citations[0].text
 
 
+def test_an_await_is_less_sure_where_something_may_be_computed():
+    poll = task("poll", kind="sleep", detail="sleep(0.001)", due_in_s=0.0005, number=3)
+
+    found = diagnosed(
+        instance(1, because("await-never-completes")), files=awaiting_files(poll, STUCK)
+    )
+
+    assert Confidence.MEDIUM == said(found, "await-never-completes")[0].confidence
+
+
 def test_unmoved_awaits_explain_silence_that_nothing_else_explains():
     found = diagnosed(instance(1), files=awaiting_files(IDLE, STUCK))
 
@@ -322,6 +333,9 @@ def test_an_awaited_actor_is_followed_into_its_process():
 
     assert "in process 99 (store)" in found.findings[0].sentence
     assert "look at process 99" in found.findings[0].next_step
+    assert f"Ray actor {actor} (process 99, store): 1 task waits for its answer, in 1 process" in (
+        tell(found).shared
+    )
 
 
 def test_the_same_await_in_several_servers_is_one_finding():

@@ -22,6 +22,7 @@ CASES = sorted(path for path in (ROOT / "tests" / "fixtures" / "cases").iterdir(
 LOOSE = {
     "threads.json": "threads",
     "threads2.json": "threads",
+    "tasks.json": "tasks",
     "procs.json": "procs",
     "health.json": "health",
     "metrics.prom": "metrics",
