@@ -32,4 +32,7 @@ class UnreadableError(Exception):
 
 
 class ExhaustedError(UnreadableError):
-    """A limit on time or bytes was reached; what was read by then stands."""
+    """Nothing more can be read now; what was read by then stands.
+
+    A limit on time or bytes was reached, or the process ended or forbade itself meanwhile.
+    """

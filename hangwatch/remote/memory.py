@@ -17,6 +17,8 @@ The price of keeping pages is that they age. A ``Memory`` is therefore one *look
 
 Bounds: a read outside user space, longer than 64 MiB, or beyond the budget of the look fails
 with ``UnreadableError``. Garbage in the target can so waste a bounded amount of time and memory.
+A target that ends, or forbids itself, in the middle of a look ends the look in the same way as an
+empty budget does: what was read by then stands.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from hangwatch.remote.errors import (
     ExhaustedError,
     NotPermittedError,
     ProcessGoneError,
+    RemoteError,
     UnreadableError,
 )
 
@@ -95,10 +98,16 @@ class Source(Protocol):
 
 
 class ProcessSource:
-    """A live process. ``tid`` may be any of its threads: a zombie leader has no memory."""
+    """A live process.
+
+    Attributes:
+        tid: Any of its threads: a zombie leader has no memory, the others share theirs.
+        lost: Why nothing more can be read, once that has happened.
+    """
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
+        self.lost: RemoteError | None = None
         libc = ctypes.CDLL(None, use_errno=True)
         self._readv = libc.process_vm_readv
         self._readv.argtypes = [
@@ -154,11 +163,17 @@ class ProcessSource:
 
     def _raise_if_final(self, code: int) -> None:
         if code == errno.ESRCH:
-            raise ProcessGoneError(f"process {self.tid} has ended")
-        if code in (errno.EPERM, errno.EACCES):
-            raise NotPermittedError(f"reading the memory of process {self.tid} is not permitted")
-        if code == errno.ENOSYS:
-            raise NotPermittedError("this kernel, or a seccomp filter, has no process_vm_readv")
+            self.lost = ProcessGoneError(f"process {self.tid} has ended")
+        elif code in (errno.EPERM, errno.EACCES):
+            self.lost = NotPermittedError(
+                f"reading the memory of process {self.tid} is not permitted"
+            )
+        elif code == errno.ENOSYS:
+            self.lost = NotPermittedError(
+                "this kernel, or a seccomp filter, has no process_vm_readv"
+            )
+        if self.lost is not None:
+            raise self.lost
 
 
 class ImageSource:
@@ -302,13 +317,11 @@ class Memory:
         wanted -= self._holes
         if not wanted:
             return
-        self._spend()
         ranges = _runs(sorted(wanted))
+        found = self._fetch(ranges)
         if len(pages) + len(wanted) > KEPT_PAGES:
             pages.clear()
-        for (address, length), data in zip(
-            ranges, self.source.read(ranges, self.cost), strict=True
-        ):
+        for (address, length), data in zip(ranges, found, strict=True):
             if data is None:
                 if length == PAGE:
                     self._holes.add(address)
@@ -321,8 +334,7 @@ class Memory:
             raise UnreadableError(f"{address:#x} is no address")
         if address in self._holes:
             raise UnreadableError(f"{address:#x} is not mapped")
-        self._spend()
-        data = self.source.read([(address, PAGE)], self.cost)[0]
+        data = self._fetch([(address, PAGE)])[0]
         if data is None:
             self._holes.add(address)
             raise UnreadableError(f"{address:#x} is not mapped")
@@ -342,16 +354,19 @@ class Memory:
                 for page in range(first, first + length, PAGE)
             )
         else:
-            self._spend()
-            whole = self.source.read([(first, length)], self.cost)[0]
+            whole = self._fetch([(first, length)])[0]
             if whole is None:
                 raise UnreadableError(f"{size} bytes at {address:#x} are not all mapped")
             data = whole
         return data[address - first : address - first + size]
 
-    def _spend(self) -> None:
+    def _fetch(self, ranges: Sequence[Range]) -> list[bytes | None]:
         if self.exhausted:
             raise ExhaustedError("the limit on time or bytes was reached")
+        try:
+            return self.source.read(ranges, self.cost)
+        except RemoteError as error:
+            raise ExhaustedError(str(error)) from error
 
 
 def _runs(pages: Sequence[int]) -> list[Range]:

@@ -107,7 +107,8 @@ class RemotePython:
         self._threads = Threads(self._frames, limits.depth)
         self._locks = ThreadLocks(self._explainer, found.address)
         self._chains: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
-        self._live = isinstance(source, ProcessSource)
+        self._live = source if isinstance(source, ProcessSource) else None
+        self._program = procfs.program(self._live.tid) if self._live else (0, 0)
         self.python = self._prove()
 
     # ------------------------------------------------------------------ what is asked for
@@ -128,7 +129,8 @@ class RemotePython:
             locks: Find out which locks blocked threads wait for, and who holds them.
 
         Raises:
-            ProcessGoneError: The process has ended.
+            ProcessGoneError: The process has ended, or runs another program now.
+            NotPermittedError: It may not be read any more.
         """
         self._begin()
         found: list[Thread] = []
@@ -154,7 +156,8 @@ class RemotePython:
                     for view in views
                 ]
         except ExhaustedError:
-            pass
+            if not found:
+                self._raise_if_lost()
         return tuple(found)
 
     def _thread_waits(
@@ -177,8 +180,12 @@ class RemotePython:
         Args:
             state: Numbers of the program that are wanted as well; see ``remote.probes``.
 
+        A process that ends while it is read leaves what was read by then, and a problem that
+        says so.
+
         Raises:
-            ProcessGoneError: The process has ended.
+            ProcessGoneError: The process has ended, or runs another program now, and nothing of
+                it was read.
             NotPermittedError: It may not be read any more.
         """
         started = time.monotonic()
@@ -196,10 +203,15 @@ class RemotePython:
                     self._read_part(address, part, seen)
         except ExhaustedError as error:
             problems.append(Problem(kind="truncated", where="process", message=str(error)))
+        _settle(parts)
         tasks = self._across_loops([task for part in parts for task in part.tasks])
         held = {at: holds for part in parts for at, holds in part.held.items()}
         tasks, edges = _join(tasks, held)
         found = None if state is None else self._state(state, places, problems)
+        problems += [problem for part in parts for problem in part.problems]
+        if not tasks:
+            self._raise_if_lost()
+        problems += self._interruption(problems)
         return Snapshot(
             pid=self.pid,
             python=self.python,
@@ -214,7 +226,7 @@ class RemotePython:
             waits=graph.waits(edges),
             state=found,
             notes=self.runtime.notes,
-            problems=(*problems, *(problem for part in parts for problem in part.problems)),
+            problems=tuple(problems),
             elapsed=time.monotonic() - started,
             calls=self._memory.cost.calls - calls,
             bytes=self._memory.cost.bytes - copied,
@@ -239,10 +251,45 @@ class RemotePython:
 
     def _begin(self) -> None:
         """Begin a reading: new budget, nothing old but what cannot change."""
-        if self._live and procfs.start_ticks(self.pid) != self.start_ticks:
-            raise ProcessGoneError(f"process {self.pid} has ended; its number was used again")
+        if self._live:
+            if procfs.start_ticks(self.pid) != self.start_ticks:
+                raise ProcessGoneError(f"process {self.pid} has ended; its number was used again")
+            # The thread that it was read through may have ended since.
+            self._live.tid = procfs.readable_thread(self.pid)
+            self._live.lost = None
+            if self._replaced():
+                raise ProcessGoneError(
+                    f"process {self.pid} has begun another program; attach to it anew"
+                )
         self.forget()
         self._memory.restart()
+
+    def _raise_if_lost(self) -> None:
+        """Raise why nothing more can be read, if that is so."""
+        if self._live and self._live.lost:
+            raise _explained(self.pid, self._live.lost)
+
+    def _interruption(self, said: Sequence[Problem]) -> list[Problem]:
+        """Return what befell the process while it was read, unless that is said already."""
+        message = ""
+        if self._live and self._live.lost:
+            message = str(self._live.lost)
+        elif self._replaced():
+            message = f"process {self.pid} began another program while it was read"
+        if not message or any(message in problem.message for problem in said):
+            return []
+        return [Problem(kind="truncated", where="process", message=message)]
+
+    def _replaced(self) -> bool:
+        """Whether the process has executed another program since ``attach``."""
+        if self._live is None:
+            return False
+        try:
+            code, stack = procfs.program(self._live.tid)
+        except ProcessGoneError:
+            return False  # reading fails as well, and says so
+        # No stack: it is ending, or may not be read any more.
+        return bool(stack) and (code, stack) != self._program
 
     def _interpreters(self, problems: list[Problem]) -> Iterator[tuple[int, int, dict[str, int]]]:
         """Yield address, number and modules of each interpreter."""
@@ -423,10 +470,12 @@ class RemotePython:
         found: dict[int, Loop] = {}
         threads = {thread.loop: thread for part in parts for thread in part.threads if thread.loop}
         for part in parts:
-            here = [thread.loop for thread in part.threads if thread.loop]
-            for at in (*here, *(task.loop for task in part.tasks)):
-                if at and at not in found:
-                    found[at] = self._loop(at, part.id, threads.get(at), outer)
+            for at in (thread.loop for thread in part.threads if thread.loop):
+                found[at] = self._loop(at, part.id, threads[at], outer)
+        for part in parts:
+            for task in part.tasks:
+                if task.loop and task.loop not in found:
+                    found[task.loop] = self._loop(task.loop, part.id, None, outer)
         return tuple(found.values())
 
     def _loop(
@@ -510,6 +559,18 @@ class RemotePython:
                     )
 
 
+def _settle(parts: Sequence[_Part]) -> None:
+    """Say of each task which interpreter runs it: up to 3.11 they all share one register."""
+    homes = {thread.loop: part.id for part in parts for thread in part.threads if thread.loop}
+    for part in parts:
+        part.tasks = [
+            dataclasses.replace(task, interpreter=homes[task.loop])
+            if homes.get(task.loop, task.interpreter) != task.interpreter
+            else task
+            for task in part.tasks
+        ]
+
+
 def _inside(thread: ThreadView, loop: int, outer: FrameView | None) -> list[FrameView]:
     """Return the frames of a thread that a running task's innermost known frame has called."""
     if outer is not None:
@@ -540,10 +601,19 @@ def attach(pid: int, *, limits: Limits | None = None) -> RemotePython:
     try:
         found = runtime.find(Memory(source, limits), tid)
         return RemotePython(pid, source, limits, found, ticks)
-    except NotPermittedError:
-        raise NotPermittedError(procfs.explain_refusal(pid)) from None
-    except UnreadableError as error:
-        raise UnknownLayoutError(f"process {pid} makes no sense: {error}") from None
+    except (RemoteError, UnreadableError) as error:
+        # What looks like garbage may be the silence of a process that has just ended.
+        raise _explained(pid, source.lost or error) from None
+
+
+def _explained(pid: int, error: RemoteError | UnreadableError) -> RemoteError:
+    match error:
+        case NotPermittedError():
+            return NotPermittedError(procfs.explain_refusal(pid))
+        case RemoteError():
+            return error
+        case _:
+            return UnknownLayoutError(f"process {pid} makes no sense: {error}")
 
 
 def _join(

@@ -80,6 +80,19 @@ def start_ticks(pid: int) -> int:
     return int(_stat(pid)[19])
 
 
+def program(tid: int) -> tuple[int, int]:
+    """Return where its code and its stack begin: an ``exec`` changes both, nothing else does.
+
+    Zeros and ones where the kernel does not show them to us. Where address randomization is
+    switched off, a process that executes the same program again looks the same.
+
+    Raises:
+        ProcessGoneError: There is no such process.
+    """
+    fields = _stat(tid)
+    return int(fields[23]), int(fields[25])
+
+
 def readable_thread(pid: int) -> int:
     """Return a thread whose memory can be read: the leader, or another one if it is a zombie.
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,12 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def running(
-    interpreter: Interpreter, program: str, *arguments: object, folder: Path, timeout: float = 60
+    interpreter: Interpreter,
+    program: str,
+    *arguments: object,
+    folder: Path,
+    timeout: float = 60,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
     """Run a program until it has written the truth; yield the process and that."""
     inner = folder
@@ -112,7 +117,7 @@ def running(
                 str(output),
             ],
             stderr=stderr,
-            env=_environment(),
+            env={**_environment(), **(environment or {})},
         )
     try:
         deadline = time.monotonic() + timeout
