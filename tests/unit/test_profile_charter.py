@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -63,3 +64,24 @@ def test_every_endpoint_is_a_path_that_only_reads(profile: EngineProfile):
 def test_every_signal_says_where_it_was_read(profile: EngineProfile):
     assert all(pattern.source and pattern.needle for pattern in profile.signals)
     assert set(Signal) >= {pattern.signal for pattern in profile.signals}
+
+
+NAME = r"[A-Za-z_]\w*"
+WHERE = re.compile(rf"[\w.<>]+(:{NAME}(\.({NAME}|\*))*)?")
+PATH = re.compile(rf"({NAME}(\.{NAME})*)?")
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_every_state_probe_is_a_path_to_one_number(profile: EngineProfile):
+    names = [table.name for table in profile.state]
+
+    assert len(set(names)) == len(names)
+    for table in profile.state:
+        assert table.source
+        assert all(WHERE.fullmatch(where) for where in table.where)
+        before: list[str] = []
+        for probe in table.probes:
+            assert PATH.fullmatch(probe.path)
+            assert probe.name not in before
+            assert not probe.minus or probe.minus in before
+            before.append(probe.name)
