@@ -175,6 +175,11 @@ class Probes:
         self.memory = steps.memory
         self._attributes: dict[int, dict[str, int]] = {}
 
+    def forget(self) -> None:
+        """Drop what the last look has read."""
+        self.memory.forget()
+        self._attributes.clear()
+
     def read(
         self,
         wanted: Sequence[Table],
@@ -195,8 +200,7 @@ class Probes:
         seen: tuple[StateTable, ...] = ()
         shown: tuple[StateTable, ...] = ()
         for look in range(LOOKS):
-            self.memory.forget()
-            self._attributes.clear()
+            self.forget()
             try:
                 found = tuple(self._look(wanted, places, stacks, now))
             except ExhaustedError as error:

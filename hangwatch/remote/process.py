@@ -245,6 +245,7 @@ class RemotePython:
         self._objects.forget()
         self._frames.forget()
         self._steps.forget()
+        self._probes.forget()
         self._chains.clear()
 
     # ------------------------------------------------------------------ a reading
