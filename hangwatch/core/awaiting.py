@@ -44,6 +44,9 @@ from hangwatch.model.vitals import Motion, StackVital
 
 SCHEMA: Final = "hangwatch.tasks/1"
 
+_BEGINNING: Final = re.compile(rb'"schema"\s*:\s*"hangwatch\.tasks/1"')
+_PID: Final = re.compile(rb'"pid"\s*:\s*(\d{1,10})\b')
+
 OVER: Final = frozenset(("done", "cancelled"))
 
 COMPUTED: Final = frozenset(
@@ -94,10 +97,10 @@ def documents(data: bytes) -> Iterator[tuple[bytes, int]]:
     """
     if data.strip() and not data.lstrip().startswith((b"{", b"[")):
         raise ValueError("no reading of the form that hangwatch tasks --json writes")
-    whole = [line for raw, line in objects(data) if "tasks" in raw or raw.get("schema") == SCHEMA]
-    if len(whole) <= 1:
+    if len(_BEGINNING.findall(data)) <= 1:
         yield data, 1
         return
+    whole = [line for raw, line in objects(data) if raw.get("schema") == SCHEMA]
     rows = data.split(b"\n")
     for line, following in zip(whole, [*whole[1:], len(rows) + 1], strict=True):
         yield b"\n".join(rows[line - 1 : following - 1]), line
@@ -115,17 +118,17 @@ def parse(
         path: Where it lies, for citations.
         first: Line of the file on which *data* begins.
     """
-    raw = next((raw for raw, _ in objects(data) if "tasks" in raw), {})
-    own = integer(raw.get("pid"))
-    whose = own if own is not None else (pid or 0)
+    # Lists are taken one by one: what was cut off costs only itself, and nothing is parsed twice.
+    own = _PID.search(data)
+    whose = int(own[1]) if own is not None else (pid or 0)
     cycles = tuple(
         tuple(id_ for id_ in cycle if isinstance(id_, int))
-        for cycle in _list(raw, "cycle_ids")
+        for cycle, _ in listed(data, "cycle_ids")
         if isinstance(cycle, list)
     )
     threads = {
         id_: tid
-        for loop in _list(raw, "loops")
+        for loop, _ in listed(data, "loops")
         if isinstance(loop, Mapping)
         and (id_ := integer(loop.get("id"))) is not None
         and (tid := integer(loop.get("thread_id"))) is not None
@@ -137,7 +140,7 @@ def parse(
         cycles=cycles,
         problems=tuple(
             f"{word(problem.get('where'))}: {word(problem.get('message'))}"
-            for problem in _list(raw, "problems")
+            for problem, _ in listed(data, "problems")
             if isinstance(problem, Mapping) and problem.get("kind") == "truncated"
         ),
         citation=Citation(path=path, line=first) if path else None,

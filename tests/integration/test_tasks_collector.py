@@ -1,5 +1,6 @@
 """Rung 4: the tasks of real processes, read by the capture's workers."""
 
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from captures import capture, read, run_steps, step_for
+from captures import capture, pool, read, run_steps, step_for
 from processes import PATIENCE, eventually, python
 
 from hangwatch import remote
@@ -20,10 +21,12 @@ from hangwatch.capture.rooms import StepRoom
 from hangwatch.capture.schemas import schemas
 from hangwatch.collectors import tasks
 from hangwatch.core import awaiting
-from hangwatch.model.capture import CollectorError, FailureKind
+from hangwatch.model.capture import CollectorError, FailureKind, Phase
 from hangwatch.system import procfs
 
 pytestmark = pytest.mark.needs_ptrace
+
+NUMBERS = itertools.count()
 
 STUCK = """
 import asyncio
@@ -140,6 +143,25 @@ def test_the_second_sample_is_taken_by_the_reader_of_the_first(tmp_path, monkeyp
     assert [(it.pid,)] == attached
     assert (tmp_path / "1" / "tasks.json").exists()
     assert (tmp_path / "2" / "tasks2.json").exists()
+
+
+def test_a_second_sample_goes_to_the_worker_that_took_the_first(tmp_path):
+    with python("") as one, python("") as two, pool(tmp_path) as (workers, _):
+        workers.warm()
+        first = [step_for(it.pid, collector="tasks") for it in (one, two)]
+        workers.submit(first, phase=Phase.ONSET)
+        workers.wait(first)
+        # One at a time: every worker is free to be chosen.
+        for it in (two, one, two):
+            step = step_for(it.pid, collector="tasks", sample=2, name=f"{it.pid}/{next(NUMBERS)}")
+            workers.submit((step,), phase=Phase.ONSET)
+            workers.wait((step,))
+        took = [
+            [number for number, worker in enumerate(workers._workers) if it in worker.did]
+            for it in (("tasks", step.target.process) for step in first)
+        ]
+
+    assert [1, 1] == [len(numbers) for numbers in took]
 
 
 LOCKS = """
