@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from remote_targets import Interpreter, interpreters, running
 from test_genuine_lmdeploy import cache, wheel
 
 from hangwatch import remote
+from hangwatch.cli.tasks import command
 from hangwatch.core.codec import to_plain
 from hangwatch.profiles.lmdeploy import PROFILE
 from hangwatch.remote import Snapshot
@@ -151,3 +153,22 @@ def test_every_number_of_the_real_engine_is_what_it_says_itself(
     assert (fault != "idle") == truth["engine loop"]["runnable"]
     assert set() == {n for table in snapshot.state or () for row in table.rows for n in row.moved}
     assert [] == [each for each in snapshot.problems if each.where == "state"]
+
+
+def test_the_command_shows_the_numbers_and_that_none_moves(
+    python: tuple[Interpreter, Path], lmdeploy: Path, tmp_path: Path
+):
+    interpreter, packages = python
+    if interpreter.minor != max(BY_MINOR):
+        pytest.skip("once is enough")
+    arguments = (lmdeploy, packages, "hang", 3)
+    with running(interpreter, "genuine_engine", *arguments, folder=tmp_path) as (process, truth):
+        once = ["--pid", str(process.pid)]
+        twice = [*once, "--watch", "--interval", "0.1", "--count", "2"]
+        shown = [CliRunner().invoke(command, each).output for each in (once, twice)]
+
+    scheduler = truth["scheduler"]
+    start = f"\nstate\n  scheduler: tick {scheduler['tick']}, sequences {scheduler['sequences']}, "
+    assert start in shown[0]
+    assert "  6 x sequence: " in shown[0]
+    assert shown[1].endswith("  state: no number changed\n")
