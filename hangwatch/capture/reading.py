@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from hangwatch.errors import ConfigError, NotABundleError
 from hangwatch.model.dossier import Diagnosis, Dossier
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile
+from hangwatch.model.time import Instant
+from hangwatch.model.verdict import Blind, Confidence, Verdict
 from hangwatch.system import evidence, logmaterial
 from hangwatch.system.evidence import EvidenceFiles
 
@@ -135,7 +138,6 @@ def _loose(
             zone=zone,
             until=now,
             held=rescued.logs,
-            writers=rescued.writers,
         )
     else:
         material = logmaterial.of({}, profiles=(profile,), zone=zone, until=now)
@@ -156,6 +158,8 @@ def _loose(
         raise NotABundleError(
             f"{names}: no heartbeat of {profile.title} in it, and no other evidence beside it"
         )
+    if not result.instances and not material.sources and kept:
+        result = replace(result, verdict=_without_log(until))
     return loose.dossier(
         kept,
         origin=files.origin,
@@ -164,6 +168,16 @@ def _loose(
         redactor=redactor,
         sizes=files.sizes,
         problems=(*files.problems, *rescued.problems, *withheld),
+    )
+
+
+def _without_log(at: Instant) -> Verdict:
+    """Return what can be said of an engine whose log is not there."""
+    return Blind(
+        since=at,
+        cause="no-log",
+        confidence=Confidence.HIGH,
+        because=("no log was given, and its heartbeats would say (kubectl logs --timestamps)",),
     )
 
 

@@ -13,7 +13,8 @@ anchored at the last line.
 A line without a stamp arrived some time between the stamped lines around it. One that announces
 something (asleep, awake, restarted) is put at the beginning of that time, for what it announces
 must not come too late; requests that were answered are spread evenly, for they are progress for as
-long as they come.
+long as they come. After the last stamp that is until the evaluation ends, or until the file was
+written for the last time, where that is known: a server that hangs answers nothing more.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Stream:
         retired: Whether it ceased to be followed, right after its last record.
         empty: Whether nothing at all stands in it.
         oddities: What its reader had to survive.
+        written: When its file was written for the last time, where that is known.
     """
 
     name: str
@@ -88,6 +90,22 @@ class Stream:
     retired: bool = False
     empty: bool = False
     oddities: frozenset[str] = frozenset()
+    written: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLog:
+    """A log, or the end of one, in memory.
+
+    Attributes:
+        data: What stands in it.
+        pid: Process that wrote it, where that is known.
+        written: When it was written for the last time, where that is known.
+    """
+
+    data: bytes
+    pid: int | None = None
+    written: datetime | None = None
 
 
 def lay_out(
@@ -189,7 +207,8 @@ class _Layer:
         self.oddities = set(stream.oddities)
         self._profiles = profiles
         self._zone = zone
-        self._until = None if until is None else until.timestamp()
+        ends = [moment.timestamp() for moment in (until, stream.written) if moment is not None]
+        self._until = min(ends, default=None)
         self._interval = profiles[0].interval
 
     @property
@@ -286,7 +305,7 @@ class _Layer:
             self._spread(undated, now, end)
             undated, now = [], end
             self.growth.append(end)
-        trailing = now if self._until is None else self._until + shift
+        trailing = now if self._until is None else max(now or 0.0, self._until + shift)
         self._spread(undated, now, trailing)
         # The last line keeps its printed time.
         self.lines = [(at - shift, record) for at, record in self.lines]

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from hangwatch.core.kinship import related
+from hangwatch.core.material import HeldLog
 from hangwatch.core.objects import integer, number, word
 from hangwatch.model.capture import Target
 from hangwatch.model.identity import ProcessId, Role
@@ -42,15 +43,13 @@ class Rescued:
 
     Attributes:
         files: Contents by path; logs are not among them.
-        logs: Ends of logs by path.
-        writers: Which engine's process writes a log, where that is certain.
+        logs: Ends of logs by path; the server's are said to be its own.
         ended: When it was taken, with the offset of the machine that it was taken on.
         problems: What could not be read there, and here.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
-    logs: dict[str, bytes] = field(default_factory=dict)
-    writers: dict[str, int] = field(default_factory=dict)
+    logs: dict[str, HeldLog] = field(default_factory=dict)
     ended: datetime | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -203,12 +202,13 @@ def _unpack_logs(
         name = _UNSAFE.sub("_", base)[-100:] or "log"
         if not _LOG.fullmatch(name):
             name += ".log"
-        path = f"logs/{number_}/{name}"
-        found.logs[path] = text.encode("utf-8", "surrogateescape")
         writers = {pid for pid in _list(raw, "pids") if integer(pid) in targets}
         servers = [pid for pid in writers if targets[pid].role is Role.API_SERVER]
-        if len(servers) == 1:
-            found.writers[path] = servers[0]
+        found.logs[f"logs/{number_}/{name}"] = HeldLog(
+            data=text.encode("utf-8", "surrogateescape"),
+            pid=servers[0] if len(servers) == 1 else None,
+            written=_instant(raw.get("written")),
+        )
 
 
 def _instant(value: object) -> datetime | None:

@@ -144,8 +144,10 @@ def tell(diagnosis: Diagnosis) -> Story:
     """Return what the report of *diagnosis* says."""
     dossier = diagnosis.dossier
     alarm = diagnosis.verdict in ALARM_WORDS
-    chains, more_chains = _chains(dossier) if alarm else ((), 0)
-    shapes = _shapes(dossier) if alarm else ()
+    # Where no log says who works, what all of them do is all that can be told.
+    shown = alarm or not dossier.instances
+    chains, more_chains = _chains(dossier) if shown else ((), 0)
+    shapes = _shapes(dossier) if shown else ()
     told = explanations(diagnosis)
     about_tasks = chains and (not shapes or (told and told[0].rule == AWAITS))
     return Story(
@@ -283,10 +285,14 @@ def _now(diagnosis: Diagnosis) -> str:
 def _chains(dossier: Dossier) -> tuple[tuple[Shape, ...], int]:
     """Return the await chains of stopped engines' tasks, equal ones counted, the telling first.
 
+    Without engines, those of every process.
+
     The number is of those that were left out.
     """
     role = roles(dossier)
     there = dict.fromkeys(task for record in alarmed(dossier) for task in tasks_of(dossier, record))
+    if not dossier.instances:
+        there = dict.fromkeys(dossier.tasks)
     still = awaiting.suspects(there, role)
     rank = {task: i for i, task in enumerate(still)}
     groups: dict[tuple[object, ...], list[TaskMotion]] = {}
@@ -352,13 +358,17 @@ def _chain(dossier: Dossier, group: Sequence[TaskMotion], role: Role | None) -> 
 
 
 def _shapes(dossier: Dossier) -> tuple[Shape, ...]:
-    """Return the loops' threads of stopped engines, alike ones together, the telling first."""
+    """Return the loops' threads of stopped engines, alike ones together, the telling first.
+
+    Without engines, those of every process.
+    """
     stopped = {record.instance for record in alarmed(dossier)}
     owns = owners(dossier)
     groups: dict[tuple[str, str, tuple[str, ...]], list[ThreadMotion]] = {}
     for thread in dossier.threads:
         owner = owns.get(thread.pid)
-        if owner is None or owner.instance not in stopped or not _tells(thread):
+        whose = None if owner is None else owner.instance
+        if (dossier.instances and whose not in stopped) or not _tells(thread):
             continue
         row = process(dossier, thread.pid)
         role = str(role_of(row.role)) if row is not None else ""

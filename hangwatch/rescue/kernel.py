@@ -183,8 +183,8 @@ def _written(pid: int, fd: int) -> bool:
     return False
 
 
-def tail(pid: int, fd: int, limit: int) -> tuple[tuple[int, int], int, bytes]:
-    """Return the identity, the size and the last whole lines of a file that a process has open.
+def tail(pid: int, fd: int, limit: int) -> tuple[os.stat_result, bytes]:
+    """Return the facts and the last whole lines of a file that a process has open.
 
     It is opened through the descriptor, so it is the very file, wherever its path leads from
     here. Can block for as long as its file system does.
@@ -201,7 +201,7 @@ def tail(pid: int, fd: int, limit: int) -> tuple[tuple[int, int], int, bytes]:
         data = file.read(limit)
     if facts.st_size > limit:
         data = data.partition(b"\n")[2] or data
-    return (facts.st_dev, facts.st_ino), facts.st_size, data
+    return facts, data
 
 
 def process_now(pid: int) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def tell(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit code: 0 for a document, 1 for none, 2 for a wrong command line."""
     options = _options().parse_args(arguments)
-    began, started = time.monotonic(), _now()
+    began, started = time.monotonic(), _local(time.time())
     # Whatever happens, we are gone soon after our time.
     signal.alarm(int(options.seconds) + 15)
     _go_first()
@@ -136,8 +136,9 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+def _local(seconds: float) -> str:
+    """Return a moment with the offset that naive stamps of the logs have, too."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
 
 
 def _go_first() -> None:
@@ -242,14 +243,22 @@ def _tails(pid: int, logs: Sequence[tuple[int, str]], limit: int) -> Iterator[by
     """Yield the end of each log as a line of JSON; its text takes at most *limit* bytes."""
     for fd, path in logs:
         try:
-            identity, size, data = kernel.tail(pid, fd, limit)
+            facts, data = kernel.tail(pid, fd, limit)
         except OSError as error:
             yield _json({"path": path, "error": error.strerror or str(error)})
             continue
         text = data.decode("utf-8", "surrogateescape")
         while len(_json(text)) > limit:
             text = text[len(text) // 4 :].partition("\n")[2]
-        yield _json({"path": path, "size": size, "identity": identity, "text": text})
+        yield _json(
+            {
+                "path": path,
+                "size": facts.st_size,
+                "written": _local(facts.st_mtime),
+                "identity": [facts.st_dev, facts.st_ino],
+                "text": text,
+            }
+        )
 
 
 def _print(rescue: _Rescue, started: str, options: argparse.Namespace) -> int:
@@ -258,7 +267,7 @@ def _print(rescue: _Rescue, started: str, options: argparse.Namespace) -> int:
     head = {
         "schema": SCHEMA,
         "began": started,
-        "ended": _now(),
+        "ended": _local(time.time()),
         "asked": {"pids": options.pid, "gap": options.gap, "seconds": options.seconds},
         "host": {
             "kernel": system.release,

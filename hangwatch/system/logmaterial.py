@@ -25,7 +25,7 @@ from typing import IO, Any, Final
 from hangwatch.core import parsing, stamps
 from hangwatch.core.framing import Scanner, peel
 from hangwatch.core.layout import Kind, place
-from hangwatch.core.material import Record, Stream, lay_out
+from hangwatch.core.material import HeldLog, Record, Stream, lay_out
 from hangwatch.errors import UsageError
 from hangwatch.model.following import FollowRequest
 from hangwatch.model.heartbeat import Line
@@ -50,8 +50,7 @@ def read(
     profiles: Iterable[EngineProfile],
     zone: tzinfo,
     until: datetime | None = None,
-    held: Mapping[str, bytes] | None = None,
-    writers: Mapping[str, int] | None = None,
+    held: Mapping[str, HeldLog] | None = None,
 ) -> LogMaterial:
     """Return what stands in *paths*, in virtual time.
 
@@ -61,13 +60,12 @@ def read(
         zone: Zone of naive stamps.
         until: When the evaluation will end.
         held: Further logs that are already in memory, by path.
-        writers: The process that writes a log of *held*, where that is known.
 
     Raises:
         UsageError: A path is not there, or holds no log.
     """
     engines = tuple(profiles)
-    streams = _held(held or {}, engines, writers or {})
+    streams = _held(held or {}, engines)
     problems: list[str] = []
     for path in paths:
         if not path.exists():
@@ -101,17 +99,18 @@ def of(
         until: When the evaluation will end.
     """
     engines = tuple(profiles)
-    return lay_out(_held(files, engines, {}), profiles=engines, zone=zone, until=until)
+    held = {name: HeldLog(data=data) for name, data in files.items()}
+    return lay_out(_held(held, engines), profiles=engines, zone=zone, until=until)
 
 
-def _held(
-    files: Mapping[str, bytes], profiles: Sequence[EngineProfile], writers: Mapping[str, int]
-) -> list[Stream]:
+def _held(files: Mapping[str, HeldLog], profiles: Sequence[EngineProfile]) -> list[Stream]:
     families = _families(name for name in files if place(name).kind is Kind.LOG)
     streams = []
     for name, parts in families.items():
-        stream = _scan([io.BytesIO(files[part]) for part in parts], name, profiles)
-        streams.append(stream if stream.pid else replace(stream, pid=writers.get(name)))
+        stream = _scan([io.BytesIO(files[part].data) for part in parts], name, profiles)
+        newest = files[parts[-1]]
+        pid = stream.pid if stream.pid is not None else newest.pid
+        streams.append(replace(stream, pid=pid, written=newest.written))
     return streams
 
 

@@ -221,6 +221,7 @@ def document(**more: Any) -> dict[str, Any]:
                 "path": "/var/log/server",
                 "pids": [7],
                 "size": 9,
+                "written": "2026-03-08T07:03:50+08:00",
                 "text": "".join(map(BEAT.format, (19, 29, 39, 49))) + f"token={SECRET}\n",
             }
         ],
@@ -275,7 +276,7 @@ def test_every_byte_of_a_log_comes_back():
     raw = b"\xff\xfe caf\xc3\xa9 \x1b[0m\x00\n"
     log = {"path": "x.log", "pids": [], "text": raw.decode("utf-8", "surrogateescape")}
 
-    assert {"logs/0/x.log": raw} == unpack(packed(logs=[log]), LMDEPLOY).logs
+    assert raw == unpack(packed(logs=[log]), LMDEPLOY).logs["logs/0/x.log"].data
 
 
 @pytest.mark.parametrize(
@@ -348,6 +349,17 @@ def test_a_log_whose_name_says_nothing_of_its_process_is_that_of_the_server(tmp_
     ]
 
 
+def test_what_was_answered_before_the_file_was_last_written_is_no_sign_of_life_after(
+    tmp_path: Path,
+):
+    answered = 'INFO:     10.0.0.1:4 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n' * 3
+    (log,) = document()["logs"]
+    path = tmp_path / "d.json"
+    path.write_bytes(packed(logs=[{**log, "text": log["text"] + answered}]))
+
+    assert 3 == diagnose(path).exit_code
+
+
 def test_it_may_have_any_name_and_lie_in_a_folder(tmp_path: Path):
     (tmp_path / "issue-77.txt").write_bytes(packed())
     (tmp_path / "folder").mkdir()
@@ -362,6 +374,22 @@ def test_a_log_may_be_given_beside_it(tmp_path: Path):
     (tmp_path / "engine.log").write_text("".join(map(BEAT.format, (19, 29, 39, 49))))
 
     assert 3 == diagnose(tmp_path / "d.json", tmp_path / "engine.log").exit_code
+
+
+def test_without_a_log_nothing_is_claimed_and_all_that_stands_is_shown(tmp_path: Path):
+    chain = [{"function": "C.wait", "file": "/app/c.py", "line": 7, "kind": "coroutine"}]
+    task = {"id": 1, "name": "t", "state": "pending", "chain": chain, "awaits": {"kind": "event"}}
+    processes = document()["processes"]
+    for sample in processes[0]["samples"]:
+        sample["tasks"]["tasks"] = [task]
+    path = tmp_path / "d.json"
+    path.write_bytes(packed(logs=[], processes=processes))
+
+    done = diagnose(path)
+
+    assert 0 == done.exit_code
+    assert "no log was given" in " ".join(done.output.split())
+    assert "C.wait (app/c.py:7)" in done.output
 
 
 def test_what_it_holds_is_redacted(path: Path):
