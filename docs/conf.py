@@ -1,6 +1,9 @@
 """Sphinx configuration."""
 
 from importlib.metadata import version as version_of
+from pathlib import Path
+
+from hangwatch.rescue.single_file import compose
 
 project = "hangwatch"
 author = "the hangwatch maintainers"
@@ -16,3 +19,13 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "hangwatch"
 nitpicky = True
+
+
+def setup(app):
+    """Put the file that needs no installation beside the pages, for those who have only curl."""
+    app.connect("build-finished", _write_rescue)
+
+
+def _write_rescue(app, failure):
+    if failure is None and app.builder.format == "html":
+        Path(app.outdir, "hangwatch-rescue.py").write_text(compose(), encoding="ascii")

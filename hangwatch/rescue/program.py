@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from hangwatch import __version__
 from hangwatch.rescue import aside, kernel, reading
 
 SCHEMA: Final = "hangwatch.rescue/1"
@@ -276,6 +277,7 @@ def _print(rescue: _Rescue, started: str, options: argparse.Namespace) -> int:
             "cores_allowed": len(os.sched_getaffinity(0)),
             "load": os.getloadavg(),
             "python": platform.python_version(),
+            "hangwatch": __version__,
         },
     }
     processes = [
