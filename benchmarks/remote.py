@@ -1,38 +1,62 @@
-"""What reading all tasks of a process costs, beside thread dumps of the same process by py-spy.
+"""What reading all tasks of a process costs, beside what other tools need for the same process.
 
 A target runs N tasks on one loop, four frames deep each: a third wait in ``queue.get``, a third for
-a lock that somebody holds, a third in ``sleep``. *First* is a fresh reader: find the runtime, prove
-the layout, read everything, verify it, explain it, and find the deadlocks. *Again* is a second
-reading by the same reader. CPU and wall time exclude the start of the interpreter for ours and
-include that of the program for py-spy, as each is used. The *gap* is the longest time between two
-wake-ups of a thread in the target that sleeps half a millisecond at a time: *nobody* is the floor.
+a lock that somebody holds, a third in ``sleep``. All readers take turns at it, in ROUNDS rounds;
+medians are shown.
 
-py-spy shows threads, not tasks: its rows say what the price of a dump is, not that it is the same.
+*First* is a fresh reader of ours: find the runtime, prove the layout, read everything, verify it,
+explain it, and find the deadlocks. *Again* is a second reading by the same reader. Both exclude the
+start of the interpreter, for inside a watchdog it runs already; *command* is ``hangwatch tasks
+--json`` as it is typed, and comparable with the others, which are programs as well.
+
+py-spy and pystack show threads, not tasks: their rows say what the price of a dump is, not that it
+is the same. ``asyncio ps`` is the target's own, of Python 3.14, and shows tasks with their chains,
+without what they wait for. A tool that is not on the PATH, and a Python 3.14 that
+HANGWATCH_TEST_INTERPRETERS does not name, are left out, and that is said.
+
+The *pause* is the longest time between two wake-ups of a thread in the target that sleeps 0.1 ms at
+a time, with real-time priority where that is permitted. *Nobody* is the floor, over half a second.
+Peak memory is that of one more run, looked at every millisecond.
+
+HANGWATCH_PROOF_ROUNDS changes the number of rounds; for 50,000 tasks it is a fifth of it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shlex
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-SIZES = (300, 5_000, 50_000)
-ROUNDS = 5
+ROUNDS = int(os.environ.get("HANGWATCH_PROOF_ROUNDS", "5"))
+OURS = (300, 5_000, 50_000)
+THEIRS = (300, 5_000)
+"""Sizes on Python 3.14."""
+BASE = "py-spy dump --nonblocking"
 
 TARGET = """
-import asyncio, sys, threading, time
+import asyncio, ctypes, os, sys, threading, time
 
 gap = 0.0
 
 def meter():
     global gap
+    ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: 1 ns
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+    except PermissionError:
+        pass
     last = time.perf_counter()
     while True:
-        time.sleep(0.0005)
+        time.sleep(0.0001)
         now = time.perf_counter()
         gap = max(gap, now - last)
         last = now
@@ -72,24 +96,34 @@ asyncio.run(main(int(sys.argv[1])))
 """
 
 READER = """
-import json, resource, sys, time
+import json, sys, time
 from hangwatch import remote
 
 def spent():
     return time.perf_counter(), time.process_time()
 
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 wall, cpu = spent()
-target = remote.attach(int(sys.argv[1]))
+# On a busy machine 50,000 tasks may take longer than the ten seconds of the default.
+target = remote.attach(int(sys.argv[1]), limits=remote.Limits(seconds=60.0))
 found = target.tasks()
 first = [b - a for a, b in zip((wall, cpu), spent())]
 wall, cpu = spent()
 again = target.tasks()
 second = [b - a for a, b in zip((wall, cpu), spent())]
-rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"first": first, "again": second, "rss": rss, "own": before,
-                  "tasks": len(again.tasks), "problems": len(again.problems)}))
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(json.dumps({"first": first, "again": second, "tasks": len(again.tasks),
+                  "peak": int(status["VmHWM"].split()[0])}))
 """
+
+
+@dataclass
+class Samples:
+    """What was seen of one reader: seconds, seconds, milliseconds, KiB."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    pause: list[float] = field(default_factory=list)
+    peak: int = 0
 
 
 def ask(target: subprocess.Popen[str], question: str) -> float:
@@ -100,86 +134,164 @@ def ask(target: subprocess.Popen[str], question: str) -> float:
     return float(target.stdout.readline())
 
 
-def reader(pid: int) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", READER, str(pid)], check=True, capture_output=True, text=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
+def run(command: Sequence[str]) -> tuple[float, float]:
+    """Run a program; return wall and CPU seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    wall = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        print(f"{shlex.join(command[:-1])}: {done.stderr.strip()[-300:]}", file=sys.stderr)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def peak(command: Sequence[str]) -> int:
+    """Run a program; return the most memory that was seen, in KiB.
+
+    ``ru_maxrss`` would not do: a child inherits what its parent had before the ``exec``.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    most = 0
+    while process.poll() is None:
+        with open(f"/proc/{process.pid}/status", encoding="ascii") as status:  # noqa: PTH123
+            for line in status:
+                if line.startswith("VmHWM"):
+                    most = max(most, int(line.split()[1]))
+        time.sleep(0.001)
+    return most
+
+
+def python_3_14() -> list[str]:
+    """Return the command of a Python 3.14, or nothing."""
+    named = os.environ.get("HANGWATCH_TEST_INTERPRETERS", "").split(":")
+    for command in (shlex.split(each) for each in named if each):
+        done = subprocess.run(
+            [*command, "-c", "import sys; print(sys.version_info[:2] == (3, 14))"],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.stdout.strip() == "True":
+            return command
+    found = shutil.which("python3.14")
+    return [found] if found else []
+
+
+def peers(python: Sequence[str]) -> dict[str, list[str]]:
+    """Return the commands that a process id completes."""
+    ours = [sys.executable, "-m", "hangwatch", "tasks", "--json", "--pid"]
+    found = {"hangwatch tasks, command": ours}
+    beside = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # noqa: PTH120
+    for name, arguments in {
+        BASE: "dump --nonblocking --json --full-filenames --pid",
+        "py-spy dump (stops it)": "dump --json --full-filenames --pid",
+        "pystack remote --no-block": "remote --no-block",
+    }.items():
+        program = shutil.which(name.split()[0], path=beside)
+        if program:
+            found[name] = [program, *arguments.split()]
+        else:
+            print(f"Left out: {name}, which is not installed.\n")
+    if python:
+        found["python -m asyncio ps"] = [*python, "-m", "asyncio", "ps"]
     return found
 
 
-def program(*command: str) -> tuple[float, float, int]:
-    """Run a program; return wall seconds, CPU seconds and peak memory in KiB."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.perf_counter()
-    subprocess.run(command, check=False, capture_output=True)
-    wall = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall, cpu, after.ru_maxrss
-
-
-def measure(sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    """Return one row for each size and reader; medians over interleaved rounds."""
+def measure() -> list[dict[str, Any]]:
+    """Return one row for each target and reader."""
     rows = []
-    for size in sizes:
-        target = subprocess.Popen(
-            [sys.executable, "-c", TARGET, str(size)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert target.stdout is not None
-            target.stdout.readline()
-            rows += _measure(target, size, rounds)
-        finally:
-            target.kill()
-            target.wait()
+    for size in OURS:
+        rounds = max(1, ROUNDS // 5) if size > 10_000 else ROUNDS
+        rows += _target([sys.executable], size, rounds, peers([]))
+    python = python_3_14()
+    if not python:
+        print("Left out: python -m asyncio ps, for there is no Python 3.14.\n")
+        return rows
+    for size in THEIRS:
+        rows += _target(python, size, ROUNDS, peers(python))
     return rows
 
 
-def _measure(target: subprocess.Popen[str], size: int, rounds: int) -> list[dict[str, Any]]:
-    peers = {
-        "py-spy dump --nonblocking": ("py-spy", "dump", "--nonblocking", "--json", "-p"),
-        "py-spy dump": ("py-spy", "dump", "--json", "-p"),
-    }
-    times: dict[str, list[tuple[float, float]]] = {}
-    gaps: dict[str, list[float]] = {}
-    memory: dict[str, int] = {}
+def _target(
+    python: Sequence[str], size: int, rounds: int, commands: dict[str, list[str]]
+) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [*python, "-c", "import platform; print(platform.python_version())"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    target = subprocess.Popen(
+        [*python, "-c", TARGET, str(size)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert target.stdout is not None
+        assert target.stdout.readline() == "ready\n"
+        seen = _take_turns(target, size, rounds, commands)
+    finally:
+        target.kill()
+        target.wait()
+    return _rows(done.stdout.strip(), size, seen)
+
+
+def _take_turns(
+    target: subprocess.Popen[str], size: int, rounds: int, commands: dict[str, list[str]]
+) -> dict[str, Samples]:
+    names = ("nobody", "hangwatch, first", "hangwatch, again", *commands)
+    seen = {name: Samples() for name in names}
     for _ in range(rounds):
         ask(target, "reset")
-        time.sleep(0.3)
-        gaps.setdefault("nobody", []).append(ask(target, "get"))
+        time.sleep(0.5)
+        seen["nobody"].pause.append(ask(target, "get"))
         ask(target, "reset")
-        found = reader(target.pid)
+        done = subprocess.run(
+            [sys.executable, "-c", READER, str(target.pid)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        pause = ask(target, "get")
+        found = json.loads(done.stdout)
         assert found["tasks"] >= size, found
-        gaps.setdefault("hangwatch, first", []).append(ask(target, "get"))
         for name in ("first", "again"):
-            wall, cpu = found[name]
-            times.setdefault(f"hangwatch, {name}", []).append((wall, cpu))
-        memory["hangwatch, first"] = max(found["rss"], memory.get("hangwatch, first", 0))
-        for name, command in peers.items():
+            samples = seen[f"hangwatch, {name}"]
+            samples.wall.append(found[name][0])
+            samples.cpu.append(found[name][1])
+            samples.pause.append(pause)
+            samples.peak = max(samples.peak, found["peak"])
+        for name, command in commands.items():
             ask(target, "reset")
-            wall, cpu, _ = program(*command, str(target.pid))
-            times.setdefault(name, []).append((wall, cpu))
-            gaps.setdefault(name, []).append(ask(target, "get"))
+            wall, cpu = run([*command, str(target.pid)])
+            seen[name].pause.append(ask(target, "get"))
+            seen[name].wall.append(wall)
+            seen[name].cpu.append(cpu)
+    for name, command in commands.items():
+        seen[name].peak = peak([*command, str(target.pid)])
+    return seen
+
+
+def _rows(python: str, size: int, seen: dict[str, Samples]) -> list[dict[str, Any]]:
+    base = seen.get(BASE)
     rows = []
-    base = statistics.median(cpu for _, cpu in times["py-spy dump --nonblocking"])
-    for name in ("nobody", *times):
-        walls = [wall for wall, _ in times.get(name, ())]
-        cpus = [cpu for _, cpu in times.get(name, ())]
+    for name, samples in seen.items():
+        wall = statistics.median(samples.wall) if samples.wall else 0.0
+        cpu = statistics.median(samples.cpu) if samples.cpu else 0.0
+        pause = statistics.median(samples.pause)
+        ratio = f"{cpu / statistics.median(base.cpu):.1f}" if base and cpu else ""
         rows.append(
             {
-                "tasks": size,
+                "Python": python,
+                "tasks": f"{size:,}",
                 "reader": name,
-                "wall ms": f"{1000 * statistics.median(walls):.0f}" if walls else "",
-                "CPU ms": f"{1000 * statistics.median(cpus):.0f}" if cpus else "",
-                "CPU / py-spy nonblocking": (
-                    f"{statistics.median(cpus) / base:.2f}" if cpus else ""
-                ),
-                "peak MB": f"{memory[name] // 1024}" if name in memory else "",
-                "gap ms": f"{statistics.median(gaps[name]):.1f}" if name in gaps else "",
+                "wall ms": f"{1000 * wall:.0f}" if wall else "",
+                "CPU ms": f"{1000 * cpu:.0f}" if cpu else "",
+                "CPU / py-spy": ratio,
+                "peak MB": f"{samples.peak / 1024:.0f}" if samples.peak else "",
+                "pause ms, median (most)": f"{pause:.1f} ({max(samples.pause):.1f})",
             }
         )
     return rows

@@ -63,9 +63,17 @@ def interpreters() -> list[Interpreter]:
     return sorted(known.values(), key=lambda each: each.minor)
 
 
-def _version(command: list[str]) -> str:
+def free_threaded() -> list[str]:
+    """Return the command of a build without the GIL, or nothing."""
+    commands = [shlex.split(each) for each in os.environ.get(EXTRA, "").split(":") if each]
+    commands += [[found] for minor in MINORS if (found := shutil.which(f"python3.{minor}t"))]
+    return next((each for each in commands if _version(each, "1")), [])
+
+
+def _version(command: list[str], gil_disabled: str = "0") -> str:
     code = (
-        "import sys, sysconfig; assert not sysconfig.get_config_var('Py_GIL_DISABLED');"
+        "import sys, sysconfig;"
+        f"assert bool(sysconfig.get_config_var('Py_GIL_DISABLED')) == {gil_disabled};"
         "print('%d.%d.%d' % sys.version_info[:3])"
     )
     try:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from processes import eventually
-from remote_targets import Interpreter, interpreters, running
+from remote_targets import Interpreter, free_threaded, interpreters, running
 
 from hangwatch import remote
 from hangwatch.remote import Snapshot, procfs
@@ -594,6 +594,18 @@ def test_a_process_that_forbids_itself_between_two_readings_is_refused_with_the_
 def refuse(*arguments: Any) -> int:
     ctypes.set_errno(1)
     return -1
+
+
+def test_a_free_threaded_build_is_refused_with_a_sentence(tmp_path: Path):
+    command = free_threaded()
+    if not command:
+        pytest.skip("no build without the GIL is installed here")
+    interpreter = dataclasses.replace(ONE, command=tuple(command))
+    with (
+        target(interpreter, "plain", tmp_path) as found,
+        pytest.raises(remote.UnknownLayoutError, match="free-threaded build of Python 3"),
+    ):
+        remote.attach(found.pid)
 
 
 def test_yama_is_named_where_it_forbids(monkeypatch: pytest.MonkeyPatch):
