@@ -97,6 +97,11 @@ def _work(job: Job, fd: int, parent: int) -> NoReturn:
     """Be the child."""
     code = 1
     try:
+        # Whoever reads our output waits until nobody can write to it any more, a child that cannot
+        # be killed included.
+        for stream in range(3):
+            with contextlib.suppress(OSError):
+                os.close(stream)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == parent:
             for line in job():

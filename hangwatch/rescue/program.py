@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.alarm(int(options.seconds) + 15)
     _go_first()
     if not options.pid:
-        _name_pythons()
+        _name_pythons(began + options.seconds)
         return USAGE
     rows = kernel.table()
     named = list(dict.fromkeys(options.pid))
@@ -148,12 +148,14 @@ def _go_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def _name_pythons() -> None:
+def _name_pythons(until: float) -> None:
+    rows = kernel.table()
+    found = sorted(pid for pid in rows if pid != os.getpid() and kernel.is_python(pid))
+    jobs = {pid: partial(_look, pid) for pid in found}
     tell("which process? Name one with --pid; these are Python:")
-    for pid, row in sorted(kernel.table().items()):
-        if pid != os.getpid() and kernel.is_python(pid):
-            with contextlib.suppress(*kernel.GONE):
-                tell(f"  --pid {pid}  {kernel.look(pid)['title'][:100] or row.comm}")
+    for pid, look in aside.run(jobs, limit=2.0, until=until).items():
+        title = json.loads(look.lines[0])["title"] if look.lines else ""
+        tell(f"  --pid {pid}  {title[:100] or rows[pid].comm}")
 
 
 def _find(rescue: _Rescue, named: list[int], rows: Mapping[int, kernel.Stat]) -> None:

@@ -30,8 +30,12 @@ def parts(pid: int, start_ticks: int, *, seconds: float, limit: int) -> Iterator
         seconds: What reading its memory may take.
         limit: Bytes of all parts.
     """
-    if kernel.read_stat(pid).start_ticks != start_ticks:
-        yield b"problem it has ended, and its number was used again"
+    try:
+        same = kernel.read_stat(pid).start_ticks == start_ticks
+    except kernel.GONE:
+        same = False
+    if not same:
+        yield b"problem it has ended"
         return
     threads = list(kernel.threads_now(pid))
     yield b"kernel " + _fit(threads, lambda thread: thread["wchan"], limit // 5, lambda kept: kept)

@@ -20,7 +20,7 @@ from processes import eventually, python
 from remote_targets import Interpreter, interpreters, running
 from running import state_of, wait_for
 
-from hangwatch.lab.launch import Server
+from hangwatch.lab.launch import Fleet, Server
 from hangwatch.rescue.single_file import compose
 
 pytestmark = pytest.mark.needs_ptrace
@@ -158,6 +158,24 @@ def test_the_engine_leads_to_its_server_and_the_log(program: bytes, tmp_path: Pa
     (log,) = [each for each in document["logs"] if each["path"] == str(server.log)]
     assert {server.pid, server.engine_pid} == set(log["pids"])
     assert "Avg thr" in log["text"]
+
+
+@pytest.mark.slow
+def test_under_ray_all_that_runs_beneath_the_raylet_is_read(program: bytes, tmp_path: Path):
+    with Fleet(tmp_path, servers=2) as fleet:
+        fleet.wait_ready()
+        first, second = fleet.servers
+        for server in fleet.servers:
+            log = Path(server["log"])
+            wait_for(lambda log=log: log.exists() and "Avg thr" in log.read_text(), "a beat")
+        document = read(program, first["pid"])
+
+    why = {each["pid"]: each["why"] for each in document["processes"]}
+    assert f"same raylet as {first['pid']}" == why[second["pid"]]
+    assert f"raylet of {first['pid']}" == why[fleet.pid]
+    assert 2 == sum("Avg thr" in log["text"] for log in document["logs"])
+    found = diagnosis(document, tmp_path, "--heartbeat-interval", "1", "--stall-after", "30")
+    assert {first["pid"], second["pid"]} == {each["pid"] for each in found["instances"]}
 
 
 # --- what it does not do ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -56,13 +57,16 @@ def wait_until_hung(running: Container) -> None:
     wait_for_file(running, "truth.json", age=4.0)
 
 
-@pytest.mark.parametrize("prefix", pythons(), ids=lambda path: path.name)
+HANGS = (
+    ("blocked-call", 0, "SharedStore.get"),
+    ("await-never", 1000, "ModelAgent.wait_for_event"),
+)
+
+
 @pytest.mark.parametrize(
-    ("fault", "uid", "named"),
-    [
-        ("blocked-call", 0, "SharedStore.get"),
-        ("await-never", 1000, "ModelAgent.wait_for_event"),
-    ],
+    ("prefix", "fault", "uid", "named"),
+    [(prefix, *hang) for prefix, hang in zip(pythons(), cycle(HANGS), strict=False)],
+    ids=lambda value: value.name if isinstance(value, Path) else None,
 )
 def test_a_hang_in_a_bare_container_is_explained_outside(
     rescue: Path, app: Path, tmp_path: Path, prefix: Path, fault: str, uid: int, named: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -148,6 +149,16 @@ def stuck() -> Iterator[bytes]:
     yield b"never"
 
 
+def output() -> Iterator[bytes]:
+    found = []
+    for stream in range(3):
+        try:
+            found.append(os.fstat(stream))
+        except OSError:
+            continue
+    yield b"%d" % len(found)
+
+
 def broken() -> Iterator[bytes]:
     yield b"first"
     raise ValueError("no luck")
@@ -165,6 +176,12 @@ def test_a_job_that_is_late_leaves_the_lines_that_it_finished():
     assert "not read within 3.0 s" == results[1].problem
     assert [b"x" * 300_000, b"last"] == results[2].lines
     assert "" == results[2].problem
+
+
+def test_a_job_does_not_hold_our_output_open():
+    results = aside.run({1: output}, limit=30, until=time.monotonic() + 60)
+
+    assert [b"0"] == results[1].lines
 
 
 def test_a_job_that_fails_says_why():
