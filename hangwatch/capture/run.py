@@ -25,6 +25,7 @@ from hangwatch.capture import census
 from hangwatch.capture.pool import Pool
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core import awaiting, kinship, motion, planning
+from hangwatch.core.codec import to_plain
 from hangwatch.errors import ConfigError
 from hangwatch.model.capture import (
     CapturedInstance,
@@ -211,7 +212,7 @@ class _Capture:
             paths=self._profile.endpoints,
             urls={i.pid: i.url for i in request.instances if i.pid is not None and i.url},
             logs=request.logs,
-            options=request.options,
+            options=_options(request, self._profile),
             deadline=request.deadline,
             notes=notes,
         )
@@ -371,6 +372,12 @@ class _Capture:
             return json.loads((self._rooms.path / path).read_bytes())
         except (OSError, ValueError):
             return None
+
+
+def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mapping[str, str]]:
+    """Return the settings of collectors; the profile says which numbers of the engine to read."""
+    state = {"state": json.dumps(to_plain(profile.state))}
+    return {**request.options, "tasks": {**state, **request.options.get("tasks", {})}}
 
 
 def _split(plan: CapturePlan) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:

@@ -10,7 +10,8 @@ the pool keeps the readers of the processes that it has read, and gets their sec
 far as it is free. A process whose number was used again gets a reader of its own.
 
 What is written has the shape ``hangwatch.tasks/1``, one item a line, so that each can be cited. The
-strings in it are names of tasks, functions, files, types and states; no value of the program.
+strings in it are names of tasks, functions, files, types and states; no value of the program. The
+numbers in it are those that the engine's profile asks for.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hangwatch.model.capture import (
     Step,
 )
 from hangwatch.model.identity import ProcessId
+from hangwatch.remote import probes
 from hangwatch.remote.document import document
 from hangwatch.system import procfs
 
@@ -51,7 +53,7 @@ def _collect(step: Step, room: Room) -> None:
     name = file_name("tasks", ".json", step.sample)
     try:
         reader = _reader(process)
-        snapshot = reader.tasks()
+        snapshot = reader.tasks(state=_probes(step))
         reader.forget()
     except remote.RemoteError as error:
         _readers.pop(process, None)
@@ -60,6 +62,11 @@ def _collect(step: Step, room: Room) -> None:
     with room.create(name) as out:
         for piece in lines(document(snapshot)):
             out.write(piece)
+
+
+def _probes(step: Step) -> tuple[probes.Table, ...]:
+    """Return which numbers of the engine to read, as its profile says."""
+    return probes.tables(json.loads(step.options.get("state", "[]")))
 
 
 def _reader(process: ProcessId) -> remote.RemotePython:

@@ -33,6 +33,7 @@ from hangwatch.core.objects import integer, listed, number, objects, word
 from hangwatch.model.dossier import (
     Awaited,
     Citation,
+    EngineNumbers,
     Frame,
     TaskMotion,
     TaskReading,
@@ -138,6 +139,7 @@ def parse(
         sample=sample,
         threads=threads,
         cycles=cycles,
+        numbers=tuple(_numbers(data, path, first)),
         problems=tuple(
             f"{word(problem.get('where'))}: {word(problem.get('message'))}"
             for problem, _ in listed(data, "problems")
@@ -153,6 +155,28 @@ def parse(
         ),
         reading,
     )
+
+
+def _numbers(data: bytes, path: str, first: int) -> Iterator[EngineNumbers]:
+    """Yield the tables of numbers that hold any."""
+    for table, line in listed(data, "state"):
+        if not isinstance(table, Mapping):
+            continue
+        rows = tuple(
+            {
+                word(name): value if isinstance(value, bool | int | float) else word(value)
+                for name, value in values.items()
+            }
+            for row in _list(table, "rows")
+            if isinstance(row, Mapping) and isinstance(values := row.get("values"), Mapping)
+        )
+        if any(rows):
+            yield EngineNumbers(
+                name=word(table.get("name")),
+                rows=rows,
+                left_out=integer(table.get("left_out")) or 0,
+                citation=Citation(path=path, line=first - 1 + line) if path else None,
+            )
 
 
 def _list(raw: Mapping[str, Any], key: str) -> list[Any]:

@@ -40,6 +40,7 @@ from hangwatch.model.dossier import (
     Citation,
     Diagnosis,
     Dossier,
+    EngineNumbers,
     Finding,
     InstanceRecord,
     MetricSample,
@@ -54,6 +55,10 @@ MAX_SHAPES: Final = 6
 MAX_FRAMES: Final = 14
 AWAITS: Final = "await-never-completes"
 """Rule whose findings are about tasks."""
+
+MAX_ROWS: Final = 3
+MAX_NUMBERS: Final = 24
+"""Lines of the engines' own numbers, and rows in one of them; all stand in ``tasks.json``."""
 
 MAX_BEATS: Final = 10
 
@@ -109,6 +114,7 @@ class Story:
         remarks: Other findings.
         tasks: Distinct await chains, equal ones counted, the odd ones first.
         more_tasks: How many distinct await chains were left out.
+        numbers: What the engines' own numbers were, one line a process and table.
         shapes: Distinct stacks of threads.
         lead: The one of all these that a single screen shows, or ``None``.
         shared: Processes that serve several engines, and who waits in them.
@@ -129,6 +135,7 @@ class Story:
     remarks: tuple[Finding, ...] = ()
     tasks: tuple[Shape, ...] = ()
     more_tasks: int = 0
+    numbers: tuple[str, ...] = ()
     shapes: tuple[Shape, ...] = ()
     lead: Shape | None = None
     shared: tuple[str, ...] = ()
@@ -163,6 +170,7 @@ def tell(diagnosis: Diagnosis) -> Story:
         remarks=remarks(diagnosis),
         tasks=chains,
         more_tasks=more_chains,
+        numbers=_numbers(dossier) if shown else (),
         shapes=shapes,
         lead=next(iter(chains if about_tasks else shapes), None),
         shared=_shared(dossier) if alarm else (),
@@ -314,6 +322,48 @@ def _chains(dossier: Dossier) -> tuple[tuple[Shape, ...], int]:
         tuple(_chain(dossier, group, role.get(group[0].pid)) for group in shown),
         len(ordered) - len(shown),
     )
+
+
+def _numbers(dossier: Dossier) -> tuple[str, ...]:
+    """Return the engines' own numbers, of both samples where they differ."""
+    role = roles(dossier)
+    samples: dict[tuple[int, str], list[tuple[int, EngineNumbers]]] = {}
+    for reading in dossier.task_readings:
+        for found in reading.numbers:
+            samples.setdefault((reading.pid, found.name), []).append((reading.sample, found))
+    lines = []
+    for (pid, name), read in samples.items():
+        read.sort(key=lambda pair: pair[0])
+        before, after = read[0][1], read[-1][1]
+        told = [_row(row, old) for row, old in _pairs(after.rows[:MAX_ROWS], before.rows)]
+        more = len(after.rows) - len(told) + after.left_out
+        told += [f"{more} more"] if more else []
+        lines.append(f"{role.get(pid) or 'process'} {pid}, {name}: {'; '.join(told)}")
+    more = len(lines) - MAX_NUMBERS
+    return (*lines[:MAX_NUMBERS], *([f"{more} more, in tasks.json"] if more > 0 else []))
+
+
+def _pairs(
+    rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield each row with the same row of the first sample, where the rows can be told apart."""
+    for number, row in enumerate(rows):
+        yield row, before[number] if len(before) == len(rows) else row
+
+
+def _row(row: Mapping[str, Any], old: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {_number(old[name])} → {_number(value)}"
+        if name in old and old[name] != value
+        else f"{name} {_number(value)}"
+        for name, value in row.items()
+    )
+
+
+def _number(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _a_process(group: Sequence[TaskMotion]) -> float:

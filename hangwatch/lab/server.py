@@ -219,6 +219,20 @@ class ModelAgent:
         self._in_que.put_nowait(batch)
 
 
+class Scheduler:
+    """Counts the batches that were handed out; its tick is what upstream's monitor looks at."""
+
+    def __init__(self) -> None:
+        self.scheduler_tick = 0
+
+
+class RunableEvent:
+    """Says that there is something to run; upstream's wraps an event, too."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+
 class EngineLoop:
     """Schedules requests into batches; answers calls of the API server between its steps."""
 
@@ -226,11 +240,11 @@ class EngineLoop:
         self.fault = Fault(options.fault, options.truth, options.lasts)
         self.agent = ModelAgent(options.interval / STEPS_PER_INTERVAL, self.fault)
         self.store = SharedStore()
-        self.scheduler_tick = 0
+        self.scheduler = Scheduler()
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
-        self._has_runable_event = asyncio.Event()
-        self._resp_queue: asyncio.Queue[list[tuple[int, int, int, bool]]] = asyncio.Queue()
+        self.has_runable_event = RunableEvent()
+        self.resp_queue: asyncio.Queue[list[tuple[int, int, int, bool]]] = asyncio.Queue()
         self._connection = connection
         self._writer: asyncio.StreamWriter | None = None
 
@@ -260,7 +274,7 @@ class EngineLoop:
     async def send_response_loop(self) -> None:
         """Send the outputs of each step."""
         while True:
-            self._send({"outputs": await self._resp_queue.get()})
+            self._send({"outputs": await self.resp_queue.get()})
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._writer is not None
@@ -269,14 +283,14 @@ class EngineLoop:
     def on_add_request(self, request: int, prompt: int, steps: int) -> None:
         """Queue a request."""
         self.waiting.append(Sequence(request, prompt, steps))
-        self._has_runable_event.set()
+        self.has_runable_event.event.set()
 
     def on_get_schedule_metrics(self) -> dict[str, float]:
         """Return what the scheduler knows."""
         return {
             "running": len(self.running),
             "waiting": len(self.waiting),
-            "scheduler_tick": self.scheduler_tick,
+            "scheduler_tick": self.scheduler.scheduler_tick,
             "gpu_cache_usage": 0.05 + 0.11 * len(self.running),
         }
 
@@ -288,15 +302,15 @@ class EngineLoop:
         """Run one batch after another while there are requests."""
         while True:
             if not self.running and not self.waiting:
-                self._has_runable_event.clear()
-                await self._has_runable_event.wait()
+                self.has_runable_event.event.clear()
+                await self.has_runable_event.event.wait()
             self._try_send_next_inputs()
             await self._main_loop_get_outputs()
 
     def _try_send_next_inputs(self) -> None:
         while self.waiting and len(self.running) < BATCH:
             self.running.append(self.waiting.pop(0))
-        self.scheduler_tick += 1
+        self.scheduler.scheduler_tick += 1
         self.agent.put(list(self.running))
 
     async def _main_loop_get_outputs(self) -> None:
@@ -315,7 +329,7 @@ class EngineLoop:
             sequence.prompt = 0
         self._get_extra_outputs()
         self.running = [sequence for sequence in self.running if sequence.steps > 0]
-        self._resp_queue.put_nowait(outputs)
+        self.resp_queue.put_nowait(outputs)
 
     def _get_extra_outputs(self) -> None:
         """Fetch what the shared store has for the finished sequences; faults begin here."""

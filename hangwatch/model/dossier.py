@@ -206,6 +206,23 @@ class TaskMotion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNumbers:
+    """What the engine's profile asked to be read off one kind of suspended coroutine.
+
+    Attributes:
+        name: Of the table: ``scheduler``, ``sequence``.
+        rows: Name to number, truth or word of an enumeration; one row an object.
+        left_out: Rows that were not read.
+        citation: Where it stands.
+    """
+
+    name: str
+    rows: tuple[Mapping[str, Any], ...]
+    left_out: int = 0
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReading:
     """What one reading of a process says beside its tasks.
 
@@ -214,6 +231,7 @@ class TaskReading:
         sample: 1 or 2.
         threads: By id of an event loop, the kernel id of the thread that runs it.
         cycles: Deadlocks: ids of tasks, each waiting for the next, the last for the first.
+        numbers: What the engine's own numbers were.
         problems: What could not be read, one sentence each.
         citation: The file.
     """
@@ -222,6 +240,7 @@ class TaskReading:
     sample: int
     threads: Mapping[int, int] = field(default_factory=dict)
     cycles: tuple[tuple[int, ...], ...] = ()
+    numbers: tuple[EngineNumbers, ...] = ()
     problems: tuple[str, ...] = ()
     citation: Citation | None = None
 

@@ -126,6 +126,9 @@ def _traceback(story: Story) -> Iterator[str]:
     if story.tasks:
         yield "Suspended asyncio tasks at the time, innermost frame first:"
         yield fenced(_lines(story.tasks), "shell")
+    if story.numbers:
+        yield "The engines' own numbers (both samples where they differ):"
+        yield fenced(story.numbers, "shell")
     if story.shapes:
         yield "Stacks of threads at the time, innermost frame first:"
         yield fenced(_lines(story.shapes), "shell")

@@ -61,6 +61,9 @@ def _stacks(story: Story) -> Iterator[str]:
         yield from _shape(shape)
     if story.more_tasks:
         yield f"… {story.more_tasks} more distinct chains."
+    if story.numbers:
+        yield "## What the engines' own numbers say"
+        yield "\n".join(f"- {markdown(line)}" for line in story.numbers)
     if story.shapes:
         yield "## Where their threads stand"
         yield "Innermost frame first."

@@ -58,8 +58,9 @@ class _Page:
         if story.rivals:
             yield from self._title("What else it could be")
             for rival in story.rivals:
-                against = f" Against it: {rival.con}." if rival.con else ""
-                yield from _wrapped(f"{rival.sentence}{against}", "  - ", "    ")
+                fact = f" Against it: {rival.con}." if rival.con else ""
+                fact = fact or (f" For it: {rival.pro}." if rival.pro else "")
+                yield from _wrapped(f"{rival.sentence}{fact}", "  - ", "    ")
         if story.lead is not None:
             yield from self._title("Where they stand (innermost frame first)")
             yield from self._shape(story.lead)
@@ -115,6 +116,10 @@ class _Page:
             yield from self._shape(shape)
         if self._story.more_tasks:
             yield self._paint(f"  … {self._story.more_tasks} more distinct chains", _DIM)
+        if self._story.numbers:
+            yield from self._title("What the engines' own numbers say")
+        for line in self._story.numbers:
+            yield from _wrapped(line, "  - ", "    ")
 
     def _stacks(self) -> Iterator[str]:
         if self._story.shapes:

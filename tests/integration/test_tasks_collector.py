@@ -21,6 +21,7 @@ from hangwatch.capture.rooms import StepRoom
 from hangwatch.capture.schemas import schemas
 from hangwatch.collectors import tasks
 from hangwatch.core import awaiting
+from hangwatch.lab import launch
 from hangwatch.model.capture import CollectorError, FailureKind, Phase
 from hangwatch.system import procfs
 
@@ -229,3 +230,20 @@ def test_a_process_that_may_not_be_read_says_what_to_do(tmp_path):
     kind, hint = json.loads(said.stdout)
     assert FailureKind.NOT_PERMITTED == kind
     assert "SYS_PTRACE" in hint
+
+
+def test_the_numbers_that_the_profile_asks_for_are_in_both_samples(tmp_path):
+    with launch.Server(tmp_path, "--fault", "blocked-call") as server:
+        server.start_fault()
+        server.truth()
+        outcome, _ = capture(server.pid, output=tmp_path)
+        folder = f"processes/engine-{server.engine_pid}"
+        ticks = []
+        for name in ("tasks.json", "tasks2.json"):
+            tables = {
+                table["name"]: table for table in json.loads(read(outcome, folder, name))["state"]
+            }
+            (row,) = tables["scheduler"]["rows"]
+            ticks.append(row["values"]["tick"])
+
+    assert ticks[0] == ticks[1] > 0

@@ -52,7 +52,12 @@ def task(
     }
 
 
-def reading(*tasks: dict[str, Any], pid: int = 11, cycles: Sequence[Sequence[int]] = ()) -> bytes:
+def reading(
+    *tasks: dict[str, Any],
+    pid: int = 11,
+    cycles: Sequence[Sequence[int]] = (),
+    state: Sequence[dict[str, Any]] = (),
+) -> bytes:
     """Return the file of one reading."""
     return b"".join(
         lines(
@@ -66,6 +71,7 @@ def reading(*tasks: dict[str, Any], pid: int = 11, cycles: Sequence[Sequence[int
                 "cycles": [],
                 "cycle_ids": [list(cycle) for cycle in cycles],
                 "problems": [],
+                "state": list(state),
             }
         )
     )

@@ -55,9 +55,17 @@ def suspended() -> Diagnosis:
     return diagnosed(*(instance(pid, cause) for pid in (1, 2, 3)), files=files)
 
 
+def counted(pid: int, free: int) -> bytes:
+    row = {"id": 1, "task_id": None, "values": {"running": 6, "free blocks": free}}
+    table = {"name": "scheduler", "rows": [row], "left_out": 0}
+    return reading(STUCK, pid=pid, state=[table, {"name": "empty", "rows": [], "absent": "x"}])
+
+
 def hostile() -> Diagnosis:
     frames = ((f"/x/{HOSTILE}.py", HOSTILE, 1), *BLOCKED[2:])
-    hostile_tasks = reading(task(HOSTILE, frames[:1], kind=HOSTILE, detail=HOSTILE), pid=1)
+    numbers = {"name": HOSTILE, "rows": [{"id": 1, "values": {HOSTILE: HOSTILE}}]}
+    hostile_task = task(HOSTILE, frames[:1], kind=HOSTILE, detail=HOSTILE)
+    hostile_tasks = reading(hostile_task, pid=1, state=[numbers])
     files = {
         "threads.json": dump(thread(1, frames, thread_name=HOSTILE)),
         "threads2.json": dump(thread(1, frames, thread_name=HOSTILE)),
@@ -89,8 +97,22 @@ def test_the_second_sentence_says_what_they_do_now():
 
     assert second.startswith(
         "Now: the event loops of all 3 stopped engines are blocked in the same call, "
-        "Worker.get_objects (ray/_private/worker.py:967)"
+        "ray.get in Worker.get_objects (ray/_private/worker.py:967), called from "
     )
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "issue"])
+def test_the_engines_own_numbers_are_told_and_what_moved_of_them(form):
+    files = {
+        "processes/engine-11/tasks.json": counted(11, 812),
+        "processes/engine-11/tasks2.json": counted(11, 790),
+        "procs.json": json.dumps([{"pid": 11, "ppid": 1, "role": "engine"}]).encode(),
+    }
+
+    text = render(diagnosed(instance(1), files=files), form)
+
+    assert "engine 11, scheduler: running 6, free blocks 812 → 790" in text.replace("\\_", "_")
+    assert "empty" not in text
 
 
 def test_a_suspicion_is_told_as_silence_and_no_more():
