@@ -3,7 +3,7 @@
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-from hangwatch.rescue.single_file import compose
+from hangwatch.cli.rescue import program
 
 project = "hangwatch"
 author = "the hangwatch maintainers"
@@ -28,4 +28,4 @@ def setup(app):
 
 def _write_rescue(app, failure):
     if failure is None and app.builder.format == "html":
-        Path(app.outdir, "hangwatch-rescue.py").write_text(compose(), encoding="ascii")
+        Path(app.outdir, "hangwatch-rescue.py").write_text(program(), encoding="ascii")

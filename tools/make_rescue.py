@@ -7,10 +7,10 @@ those who have nothing but ``curl``, and a release may attach what this writes.
 
 from pathlib import Path
 
-from hangwatch.rescue.single_file import compose
+from hangwatch.cli.rescue import program
 
 if __name__ == "__main__":
     path = Path(__file__).parents[1] / "dist" / "hangwatch-rescue.py"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(compose(), encoding="ascii")
+    path.write_text(program(), encoding="ascii")
     print(f"{path}: {path.stat().st_size} bytes")

@@ -19,6 +19,13 @@ def command() -> None:
     kubectl exec -i POD -c engine -- python3 - --pid N < hangwatch-rescue.py > d.json
     hangwatch diagnose d.json
     """  # noqa: D301  # click's mark for lines to keep
+    click.echo(program(), nl=False)
+
+
+def program() -> str:
+    """Return the file, with the numbers of every engine that has a profile."""
+    from hangwatch.core.codec import to_plain
+    from hangwatch.registry import profiles
     from hangwatch.rescue.single_file import compose
 
-    click.echo(compose(), nl=False)
+    return compose([table for each in profiles().values() for table in to_plain(each.state)])

@@ -6,13 +6,16 @@ and find every module in it under the same name in the repository.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Final
+from pprint import pformat
+from typing import Any, Final
 
 from hangwatch import __version__
 
 PACKAGES: Final = ("remote", "rescue")
+NUMBERS: Final = "hangwatch.rescue.numbers"
 LEFT_OUT: Final = frozenset({"hangwatch.rescue.single_file", "hangwatch.remote.text"})
 """Not needed there: this module, and the tables for people."""
 
@@ -76,8 +79,11 @@ if __name__ == "__main__":
 '''
 
 
-def compose() -> str:
+def compose(state: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the file.
+
+    Args:
+        state: Tables of the engine's numbers to read, as plain data (``remote.probes``).
 
     Raises:
         ValueError: A module holds what cannot stand in the file as it is.
@@ -86,6 +92,8 @@ def compose() -> str:
     root = resources.files("hangwatch")
     for package in PACKAGES:
         _add(modules, root / package, f"hangwatch.{package}")
+    told = pformat(list(state), width=96, sort_dicts=False)
+    modules[NUMBERS] = (False, f"PLAIN = {told}\n")
     parts = [HEAD.format(version=__version__)]
     for name, (is_package, source) in modules.items():
         if "'''" in source or not source.isascii() or source.endswith("\\\n"):

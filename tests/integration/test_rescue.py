@@ -20,6 +20,7 @@ from processes import eventually, python
 from remote_targets import Interpreter, interpreters, running
 from running import state_of, wait_for
 
+from hangwatch.cli import rescue as verb
 from hangwatch.lab.launch import Fleet, Server
 from hangwatch.rescue.single_file import compose
 
@@ -33,7 +34,7 @@ LIMIT = 8_000_000
 
 @pytest.fixture(scope="module")
 def program() -> bytes:
-    return compose().encode()
+    return verb.program().encode()
 
 
 def rescue(
@@ -176,6 +177,29 @@ def test_under_ray_all_that_runs_beneath_the_raylet_is_read(program: bytes, tmp_
     assert 2 == sum("Avg thr" in log["text"] for log in document["logs"])
     found = diagnosis(document, tmp_path, "--heartbeat-interval", "1", "--stall-after", "30")
     assert {first["pid"], second["pid"]} == {each["pid"] for each in found["instances"]}
+
+
+COUNTER = """
+import asyncio
+class Engine:
+    def __init__(self): self.free = 7
+    async def loop(self): await asyncio.Event().wait()
+async def main():
+    task = asyncio.create_task(Engine().loop())
+    await asyncio.sleep(0)
+    ready()
+    await task
+"""
+
+
+def test_numbers_of_the_engine_are_read_as_its_profile_says():
+    probe = {"name": "blocks free", "kind": "int", "path": "free", "minus": ""}
+    table = {"name": "blocks", "where": ["Engine.loop:self"], "probes": [probe]}
+    with python(COUNTER, rest="asyncio.run(main())") as target:
+        document = read(compose([table]).encode(), target.pid)
+
+    (found,) = document["processes"][0]["samples"][0]["tasks"]["state"]
+    assert {"blocks free": 7} == found["rows"][0]["values"]
 
 
 # --- what it does not do ------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from click.testing import CliRunner, Result
 from hangwatch import registry
 from hangwatch.capture.reading import read
 from hangwatch.cli.main import command
+from hangwatch.cli.rescue import program
 from hangwatch.core.rescue import unpack
 from hangwatch.errors import NotABundleError
 from hangwatch.model.identity import InstanceKey
 from hangwatch.rescue import aside, kernel, reading
-from hangwatch.rescue.single_file import LEFT_OUT, PACKAGES, compose
+from hangwatch.rescue.single_file import LEFT_OUT, NUMBERS, PACKAGES, compose
 
 PACKAGE = Path(__file__).parents[2] / "hangwatch"
 LMDEPLOY = registry.profiles()["lmdeploy"]
@@ -54,14 +55,15 @@ def test_the_one_file_holds_every_module_as_it_is():
             name = ".".join(("hangwatch", *path.relative_to(PACKAGE).with_suffix("").parts))
             expected[name.removesuffix(".__init__")] = path.read_text()
 
-    assert {k: v for k, v in expected.items() if k not in LEFT_OUT} == {
-        k: v for k, v in modules_of(compose()).items() if k != "hangwatch"
+    made = LEFT_OUT | {NUMBERS, "hangwatch"}
+    assert {k: v for k, v in expected.items() if k not in made} == {
+        k: v for k, v in modules_of(compose()).items() if k not in made
     }
 
 
 def test_the_one_file_needs_nothing_but_the_standard_library():
     foreign = set()
-    for source in (*modules_of(compose()).values(), compose()):
+    for source in (*modules_of(program()).values(), program()):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import):
                 foreign.update(alias.name.split(".")[0] for alias in node.names)
@@ -73,16 +75,19 @@ def test_the_one_file_needs_nothing_but_the_standard_library():
 
 
 def test_the_one_file_passes_every_terminal_and_locale():
-    assert compose().isascii()
+    assert program().isascii()
 
 
 def test_a_name_of_a_later_python_is_not_used():
-    for name, source in modules_of(compose()).items():
+    for name, source in modules_of(program()).items():
         ast.parse(source, name, feature_version=(3, 10))
 
 
 def test_the_verb_prints_the_file():
-    assert compose() == CliRunner().invoke(command, ["rescue"]).output
+    done = CliRunner().invoke(command, ["rescue"])
+
+    assert (0, program()) == (done.exit_code, done.output)
+    assert LMDEPLOY.state[0].name in modules_of(done.output)[NUMBERS]
 
 
 # --- who belongs to whom ------------------------------------------------------------------------
