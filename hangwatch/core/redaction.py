@@ -782,14 +782,3 @@ def _count_numbers(match: re.Match[str]) -> str:
 
 def _count_bare_numbers(match: re.Match[str]) -> str:
     return f"[{match[0].count(',') + 1} numbers withheld]"
-
-
-def is_redacted(text: str) -> bool:
-    """Say whether something was masked or withheld in *text*."""
-    return MASK in text or "withheld]" in text
-
-
-def known_names(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the variables of an environment that name machines; their values are host names."""
-    names = ("HOSTNAME", "POD_NAME", "NODE_NAME", "MY_POD_NAME", "MY_NODE_NAME", "K8S_NODE_NAME")
-    return tuple(str(data[name]) for name in names if data.get(name))

@@ -675,13 +675,3 @@ def _captured(dossier: Dossier) -> str:
         f"{len(dossier.processes)} processes captured in "
         f"{number_of(len(dossier.evidence), 'step')}{took}{lost}."
     )
-
-
-def citations_of(story: Story) -> tuple[Citation, ...]:
-    """Return every place that the findings of a story rest on, each once."""
-    found = [
-        citation
-        for finding in (*story.explanations, *story.rivals, *story.remarks)
-        for citation in finding.citations
-    ]
-    return tuple(dict.fromkeys(found))

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import struct
 import time
 from array import array
@@ -378,8 +377,3 @@ def _runs(pages: Sequence[int]) -> list[Range]:
         else:
             runs.append((page, PAGE))
     return runs
-
-
-def page_size_is_known() -> bool:
-    """Whether this machine has the page size that this module reads in."""
-    return os.sysconf("SC_PAGE_SIZE") == PAGE

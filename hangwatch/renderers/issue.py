@@ -123,12 +123,21 @@ def _traceback(story: Story) -> Iterator[str]:
     if not story.shapes and not story.tasks:
         yield "No exception was printed. No stack was captured."
         return
+    parts = (_await_chains, _threads)
+    for part in parts if story.lead in story.tasks else reversed(parts):
+        yield from part(story)
+
+
+def _await_chains(story: Story) -> Iterator[str]:
     if story.tasks:
         yield "Suspended asyncio tasks at the time, innermost frame first:"
         yield fenced(_lines(story.tasks), "shell")
     if story.numbers:
         yield "The engines' own numbers (both samples where they differ):"
         yield fenced(story.numbers, "shell")
+
+
+def _threads(story: Story) -> Iterator[str]:
     if story.shapes:
         yield "Stacks of threads at the time, innermost frame first:"
         yield fenced(_lines(story.shapes), "shell")

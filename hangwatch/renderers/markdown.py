@@ -54,6 +54,16 @@ def _places(citations: Sequence[Citation], most: int = 8) -> str:
 
 
 def _stacks(story: Story) -> Iterator[str]:
+    """Yield what tells most first: await chains, or threads."""
+    parts = (_await_chains, _threads)
+    for part in parts if story.lead in story.tasks else reversed(parts):
+        yield from part(story)
+    if story.shared:
+        yield "## Processes that they share"
+        yield "\n".join(f"- {markdown(line)}" for line in story.shared)
+
+
+def _await_chains(story: Story) -> Iterator[str]:
     if story.tasks:
         yield "## What their tasks await"
         yield "Innermost frame first."
@@ -64,14 +74,14 @@ def _stacks(story: Story) -> Iterator[str]:
     if story.numbers:
         yield "## What the engines' own numbers say"
         yield "\n".join(f"- {markdown(line)}" for line in story.numbers)
+
+
+def _threads(story: Story) -> Iterator[str]:
     if story.shapes:
         yield "## Where their threads stand"
         yield "Innermost frame first."
     for shape in story.shapes:
         yield from _shape(shape)
-    if story.shared:
-        yield "## Processes that they share"
-        yield "\n".join(f"- {markdown(line)}" for line in story.shared)
 
 
 def _shape(shape: Shape) -> Iterator[str]:

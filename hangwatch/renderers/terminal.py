@@ -41,8 +41,9 @@ class _Page:
         yield from self._top()
         yield from self._why()
         yield from self._rivals()
-        yield from self._tasks()
-        yield from self._stacks()
+        parts = (self._tasks, self._stacks)
+        for part in parts if self._story.lead in self._story.tasks else reversed(parts):
+            yield from part()
         yield from self._tables()
         yield from self._rest()
 
