@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 
 @click.command(name="attach", short_help="Watch, or capture now, what one process belongs to.")
-@click.option("--pid", type=int, required=True, help="A process of the engine: any of them.")
+@click.option(
+    "--pid",
+    type=click.IntRange(min=1),
+    required=True,
+    help="A process of the engine: any of them.",
+)
 @click.option("--now", is_flag=True, help="Capture at once, then end.")
 @click.option("--dry-run", is_flag=True, help="Print what a capture would do, with its gates.")
 @click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
@@ -73,6 +78,12 @@ def describe(kin: Kin) -> None:
         addresses = " ".join(listener.url for listener in target.listeners)
         row = f"  {target.process.pid:>7}  {target.role:<14} {target.comm:<15} {target.why}"
         click.echo(printable(f"{row}  {addresses}".rstrip()), err=True)
+    if kin.guessed:
+        click.echo(
+            f"note: none of them looks like a server that the profile knows, so {kin.servers[0]} "
+            "is taken for one; if it is none, give the pid of the server or of its engine",
+            err=True,
+        )
     for owner in kin.logs:
         click.echo(printable(f"log: {owner.log}"), err=True)
     if not kin.logs:

@@ -141,6 +141,11 @@ def _page(result: ReplayResult, then: tuple[Transition, ...]) -> Iterator[str]:
     )
     yield from (f"  - {sentence}" for sentence in verdict.because)
     beats = number_of(result.heartbeats, "heartbeat")
+    if not result.heartbeats:
+        yield (
+            "note: no heartbeat was found: is this what the engine prints? "
+            "`hangwatch list profiles` names the engines that are known"
+        )
     yield f"{beats} of {number_of(len(result.instances), 'instance')}"
     yield from (f"note: {note}" for note in (*result.notes, *result.problems))
     if then:

@@ -40,6 +40,8 @@ WORKER_LOGS: Final = "worker-*.out"
 
 _WORKER_LOG: Final = re.compile(r"/worker-[^/]+\.out(?: \(deleted\))?$")
 
+_ENGINE: Final = (Role.ENGINE, Role.ENGINE_WORKER)
+
 # ray/_private/services.py, start_raylet: both spellings were in use.
 _SESSION: Final = re.compile(r"--session[-_]dir[= ](\S+)")
 _LOGS: Final = re.compile(r"--log[-_]dir[= ](\S+)")
@@ -144,6 +146,7 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
         pid=pid,
         targets=targets,
         servers=printers,
+        guessed=not servers and all(target.role not in _ENGINE for target in targets),
         logs=tuple(LogOwner(log=path, pid=server) for path, server in logs.items()),
     )
 

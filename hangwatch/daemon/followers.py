@@ -233,7 +233,12 @@ class Followers:
                 self._miss(event)
                 return ()
             case LinkRefused():
-                log.warning("hangwatch.link_refused", link=event.path, target=event.target)
+                log.warning(
+                    "hangwatch.link_refused",
+                    link=event.path,
+                    target=event.target,
+                    hint="it leads out of the folders that were named: name its target, too",
+                )
                 return ()
             case SourceFound():
                 if event.pid is None and event.source in self.writers:

@@ -23,6 +23,7 @@ watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import tempfile
@@ -555,7 +556,9 @@ def check_output(folder: Path) -> None:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room there" if full else "make it writable"
         raise OutputError(
             f"cannot write bundles to {folder}: {error.strerror}; "
-            "make room or give another folder with --output"
+            f"{remedy}, or give another folder with --output"
         ) from error

@@ -48,6 +48,7 @@ class Kin:
         servers: Processes that print heartbeats, as far as roles tell.
         logs: What to follow, and which server prints it: paths where they are mounted here
             too, else paths through ``/proc/PID/fd``.
+        guessed: Whether no role tells a server or an engine, and ``servers`` is a guess.
         problem: Why nothing can be said, one sentence with its remedy, or ``""``.
     """
 
@@ -55,4 +56,5 @@ class Kin:
     targets: tuple[Target, ...] = ()
     servers: tuple[int, ...] = ()
     logs: tuple[LogOwner, ...] = ()
+    guessed: bool = False
     problem: str = ""

@@ -163,8 +163,8 @@ def _archive(path: Path) -> EvidenceFiles:
                     shelf.put(name, stream)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise NotABundleError(
-            f"{path} is cut short or damaged ({error}): copy it again, or give the folder it was "
-            "made from"
+            f"{path} is cut short or damaged ({_brief(error)}): copy it again, or give the folder "
+            "it was made from"
         ) from error
     files = _without_top(shelf.files)
     if MANIFEST not in files or INCIDENT not in files:
@@ -212,6 +212,12 @@ def _is_archive(path: Path) -> bool:
         return True
     with path.open("rb") as stream:
         return stream.read(2) == b"\x1f\x8b"
+
+
+def _brief(error: Exception) -> str:
+    """Return an error in one line; ``tarfile`` says on several what it is not."""
+    first, *more = str(error).splitlines() or [""]
+    return "no tar archive" if more else first
 
 
 def _inside(name: str) -> str | None:

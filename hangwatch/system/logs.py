@@ -123,7 +123,10 @@ class _Output:
         """Render *event*; the last processor."""
         if self.writer is None:
             raise structlog.DropEvent
-        return self.render(logger, method, self._stamp(logger, method, event))
+        stamped = self._stamp(logger, method, event)
+        # What every line has stands first: people read it, too.
+        first: Event = {key: stamped.pop(key) for key in ("timestamp", "level", "event")}
+        return self.render(logger, method, {**first, **stamped})
 
     def confess(self, lines: int) -> str:
         """Return the line that says how many are missing."""

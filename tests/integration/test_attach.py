@@ -201,6 +201,16 @@ def test_a_process_of_somebody_else_is_one_sentence(tmp_path):
     assert "SYS_PTRACE" in complaint(done)
 
 
+def test_a_process_that_looks_like_no_engine_is_said_to_be_a_guess(tmp_path, healthy):
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        done = run("attach", "--pid", str(stranger.pid), "--dry-run", *folders(tmp_path))
+        stranger.kill()
+    known = run("attach", "--pid", str(healthy.pid), "--dry-run", *folders(tmp_path))
+
+    assert f"so {stranger.pid} is taken for one" in done.stderr
+    assert "is taken for one" not in known.stderr
+
+
 def test_now_and_dry_run_exclude_each_other(tmp_path):
     done = run("attach", "--pid", str(os.getpid()), "--now", "--dry-run", *folders(tmp_path))
 

@@ -30,6 +30,8 @@ def test_events_are_json_objects_with_their_facts():
     logs._output.writer = None
 
     event = json.loads(read_all(read))
+    assert ["timestamp", "level", "event"] == list(event)[:3]
+    assert event["timestamp"].endswith("Z")
     assert ("hangwatch.capture_finished", "info", "x-1", 11) == (
         event["event"],
         event["level"],

@@ -98,8 +98,10 @@ def test_something_else_with_the_name_of_a_bundle_is_refused(tmp_path: Path):
     other = tmp_path / "b.tar.gz"
     other.write_bytes(b"hello")
 
-    with pytest.raises(NotABundleError, match="damaged"):
+    with pytest.raises(NotABundleError, match="damaged") as refused:
         evidence.read([other])
+
+    assert "\n" not in str(refused.value)
 
 
 def test_a_foreign_archive_is_refused(tmp_path: Path):
