@@ -249,8 +249,11 @@ def copied(interpreter: Interpreter, folder: Path) -> Iterator[tuple[Interpreter
     )
     done = subprocess.run([*interpreter.command, "-c", code], check=True, capture_output=True)
     home, program, library = json.loads(done.stdout)
-    copy = Path(shutil.copy(program, folder / "python"))
-    held = Path(shutil.copy(library, folder)) if library else copy
+    # Some builds look for their library in ../lib, seen from the program.
+    for name in ("bin", "lib"):
+        (folder / name).mkdir()
+    copy = Path(shutil.copy(program, folder / "bin" / "python"))
+    held = Path(shutil.copy(library, folder / "lib")) if library else copy
     yield dataclasses.replace(interpreter, command=(str(copy),)), held, home
 
 
