@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 import click
@@ -92,7 +93,9 @@ def _print(
 ) -> None:
     if form == "json":
         shown = threads if all_threads else None
-        click.echo(json.dumps(document.document(snapshot, shown), indent=2))
+        # Piece by piece: the text of 50,000 tasks is larger than the tasks.
+        json.dump(document.document(snapshot, shown), sys.stdout, indent=2)
+        click.echo()
         return
     lines = [*text.summary(snapshot)]
     if form == "tree":

@@ -19,6 +19,7 @@ def document(
 ) -> dict[str, Any]:
     """Return a snapshot as what ``json.dumps`` takes."""
     names = {task.id: task.name for task in snapshot.tasks}
+    chains: dict[tuple[Frame, ...], list[dict[str, Any]]] = {}
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "pid": snapshot.pid,
@@ -29,7 +30,7 @@ def document(
             for each in snapshot.interpreters
         ],
         "loops": [_loop(loop) for loop in snapshot.loops],
-        "tasks": [_task(task, names) for task in snapshot.tasks],
+        "tasks": [_task(task, names, chains) for task in snapshot.tasks],
         "edges": [
             {
                 "from": names.get(edge.waiter),
@@ -80,7 +81,13 @@ def _loop(loop: Loop) -> dict[str, Any]:
     }
 
 
-def _task(task: Task, names: Mapping[int, str]) -> dict[str, Any]:
+def _task(
+    task: Task, names: Mapping[int, str], chains: dict[tuple[Frame, ...], list[dict[str, Any]]]
+) -> dict[str, Any]:
+    # Thousands of tasks have equal chains: they share one here as well.
+    chain = chains.get(task.chain)
+    if chain is None:
+        chain = chains[task.chain] = [_frame(frame) for frame in task.chain]
     awaited = [id_ for id_ in task.awaits.tasks if id_ in names]
     due = task.awaits.due_in
     return {
@@ -89,7 +96,7 @@ def _task(task: Task, names: Mapping[int, str]) -> dict[str, Any]:
         "state": task.state,
         "loop": task.loop,
         "interpreter": task.interpreter,
-        "chain": [_frame(frame) for frame in task.chain],
+        "chain": chain,
         "awaits": {
             "kind": task.awaits.kind,
             "detail": task.awaits.detail,
