@@ -147,6 +147,7 @@ def main():
     workers = [RayWorkerWrapper.remote() for _ in range(SERVERS)]
     engines = [RayEngineWorker.remote(f"engine-{i}", w, store) for i, w in enumerate(workers)]
     fleet = {
+        "driver": os.getpid(),
         "store": ray.get(store.pid.remote()),
         "workers": ray.get([worker.pid.remote() for worker in workers]),
         "engines": ray.get([engine.pid.remote() for engine in engines]),
