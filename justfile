@@ -13,7 +13,7 @@ check: lint types contracts test docs
 
 # the tests, with branch coverage
 test *ARGS:
-    {{python}} -m pytest -n 2 --dist worksteal --cov --cov-report=term {{ARGS}}
+    {{python}} -m pytest -n 2 --dist loadgroup --cov --cov-report=term {{ARGS}}
 
 # formatting and ruff's rules
 lint:
@@ -44,3 +44,11 @@ proof:
 # write dist/hangwatch-rescue.py, the one file that needs no installation
 rescue:
     {{python}} tools/make_rescue.py
+
+# regenerate what the docs publish of the task reader, with N programs for each interpreter (an hour)
+proof-remote N="14":
+    rm -f proof.jsonl
+    HANGWATCH_PROOF_SEEDS={{N}} HANGWATCH_PROOF_READINGS=60 HANGWATCH_PROOF_TRIALS=1000 HANGWATCH_PROOF_FILE=proof.jsonl \
+        {{python}} -m pytest tests/integration/test_remote*.py
+    {{python}} tools/remote_proof.py proof.jsonl
+    HANGWATCH_PROOF_ROUNDS={{N}} {{python}} -m benchmarks remote
