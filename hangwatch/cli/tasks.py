@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
+from itertools import islice
+from typing import Final
 
 import click
 
@@ -24,6 +25,9 @@ from hangwatch.remote import (
     procfs,
     text,
 )
+
+PIECES: Final = 50_000
+"""Pieces of JSON written together: some 700 tasks."""
 
 
 @click.command(
@@ -93,8 +97,10 @@ def _print(
 ) -> None:
     if form == "json":
         shown = threads if all_threads else None
-        # Piece by piece: the text of 50,000 tasks is larger than the tasks.
-        json.dump(document.document(snapshot, shown), sys.stdout, indent=2)
+        # In parts: the text of 50,000 tasks is larger than the tasks.
+        pieces = json.JSONEncoder(indent=2).iterencode(document.document(snapshot, shown))
+        while part := "".join(islice(pieces, PIECES)):
+            click.echo(part, nl=False)
         click.echo()
         return
     lines = [*text.summary(snapshot)]
