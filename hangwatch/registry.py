@@ -52,4 +52,3 @@ def rules() -> dict[str, Rule]:
 def renderers() -> dict[str, Renderer]:
     """Return every built-in renderer by name."""
     return _built_in(hangwatch.renderers, "RENDERER")
-

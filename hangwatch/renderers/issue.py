@@ -103,7 +103,10 @@ def _reproduction(diagnosis: Diagnosis) -> Iterator[str]:
     launches = [
         str(data["arguments"])
         for path, data in sorted(diagnosis.dossier.extra.items())
-        if path.endswith("launch.json") and isinstance(data, dict) and data.get("arguments")
+        if path.endswith("launch.json")
+        and "/ray_system-" not in path  # how Ray starts itself is nobody's question
+        and isinstance(data, dict)
+        and data.get("arguments")
     ]
     distinct = list(dict.fromkeys(launches))[:6]
     if distinct:
