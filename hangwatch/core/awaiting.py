@@ -140,6 +140,7 @@ def parse(
         threads=threads,
         cycles=cycles,
         numbers=tuple(_numbers(data, path, first)),
+        actors=tuple(word(actor) for actor, _ in listed(data, "actors")),
         problems=tuple(
             f"{word(problem.get('where'))}: {word(problem.get('message'))}"
             for problem, _ in listed(data, "problems")

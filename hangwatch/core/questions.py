@@ -282,8 +282,13 @@ def thread_of(dossier: Dossier, task: TaskMotion) -> ThreadMotion | None:
 
 def process_of_actor(dossier: Dossier, actor: str) -> ProcessRecord | None:
     """Return the process in which a Ray actor lives, where the evidence names it."""
-    rows = (row for row in dossier.processes if row.extra.get("actor_id") == actor)
-    return next(rows, None) if actor else None
+    if not actor:
+        return None
+    pids = {reading.pid for reading in dossier.task_readings if actor in reading.actors}
+    for row in dossier.processes:
+        if row.pid in pids or row.extra.get("actor_id") == actor:
+            return row
+    return None
 
 
 def beat_citation(record: InstanceRecord) -> tuple[Citation, ...]:

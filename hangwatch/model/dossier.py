@@ -232,6 +232,7 @@ class TaskReading:
         threads: By id of an event loop, the kernel id of the thread that runs it.
         cycles: Deadlocks: ids of tasks, each waiting for the next, the last for the first.
         numbers: What the engine's own numbers were.
+        actors: Ids of the Ray actors that live in the process.
         problems: What could not be read, one sentence each.
         citation: The file.
     """
@@ -241,6 +242,7 @@ class TaskReading:
     threads: Mapping[int, int] = field(default_factory=dict)
     cycles: tuple[tuple[int, ...], ...] = ()
     numbers: tuple[EngineNumbers, ...] = ()
+    actors: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     citation: Citation | None = None
 

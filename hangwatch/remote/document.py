@@ -47,6 +47,7 @@ def document(
         "cycle_ids": [list(cycle) for cycle in snapshot.waits.cycles],
         "roots": [names.get(id_) for id_ in snapshot.waits.roots],
         "root_ids": list(snapshot.waits.roots),
+        "actors": list(snapshot.actors),
         "notes": list(snapshot.notes),
         "problems": [
             {"kind": each.kind, "where": each.where, "message": each.message}

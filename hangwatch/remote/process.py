@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hangwatch.remote import graph, procfs, runtime
+from hangwatch.remote.actors import actors_of
 from hangwatch.remote.awaits import Explainer, Held
 from hangwatch.remote.coroutines import Steps
 from hangwatch.remote.errors import (
@@ -79,6 +80,7 @@ class _Part:
     held: dict[int, list[Held]] = field(default_factory=dict)
     threads: list[ThreadView] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    actors: tuple[str, ...] = ()
 
 
 class RemotePython:
@@ -199,6 +201,7 @@ class RemotePython:
             for address, number, modules in self._interpreters(problems):
                 part = _Part(id=number, modules=modules, places=places)
                 parts.append(part)
+                part.actors = actors_of(self._objects, modules)
                 if "asyncio.tasks" in modules:
                     self._read_part(address, part, seen)
         except ExhaustedError as error:
@@ -225,6 +228,7 @@ class RemotePython:
             tasks=tuple(tasks),
             waits=graph.waits(edges),
             state=found,
+            actors=tuple(actor for part in parts for actor in part.actors),
             notes=self.runtime.notes,
             problems=tuple(problems),
             elapsed=time.monotonic() - started,

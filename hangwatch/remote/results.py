@@ -329,6 +329,7 @@ class Snapshot:
         interpreters, loops, tasks: What there is.
         waits: Who waits for whom.
         state: What state probes read; ``None`` if none were asked for.
+        actors: Ids of the Ray actors that live in the process, hexadecimal.
         notes: What differs from the layout known for this version and was taken from the target.
         problems: What could not be read, or not for certain.
         elapsed: Seconds that the reading took.
@@ -343,6 +344,7 @@ class Snapshot:
     tasks: tuple[Task, ...] = ()
     waits: Waits = Waits()
     state: tuple[StateTable, ...] | None = None
+    actors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     elapsed: float = 0.0

@@ -87,3 +87,9 @@ def test_a_blocked_actor_shows_the_line_that_blocks_its_loop(actors: dict[str, A
     line = task.chain[-1].line
     assert line is not None
     assert "time.sleep(1e6)" == PROGRAM.read_text().splitlines()[line - 1].strip()
+
+
+def test_a_process_names_the_actors_that_live_in_it(actors: dict[str, Any]):
+    found = {name: remote.attach(pid).tasks().actors for name, pid in actors["pids"].items()}
+
+    assert {name: (actors["ids"][name],) for name in found} == found

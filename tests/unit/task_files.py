@@ -57,6 +57,7 @@ def reading(
     pid: int = 11,
     cycles: Sequence[Sequence[int]] = (),
     state: Sequence[dict[str, Any]] = (),
+    actors: Sequence[str] = (),
 ) -> bytes:
     """Return the file of one reading."""
     return b"".join(
@@ -72,6 +73,7 @@ def reading(
                 "cycle_ids": [list(cycle) for cycle in cycles],
                 "problems": [],
                 "state": list(state),
+                "actors": list(actors),
             }
         )
     )

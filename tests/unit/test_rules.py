@@ -320,13 +320,18 @@ def test_a_lock_is_told_with_the_task_that_holds_it_and_the_holder_is_accused():
     assert "task holder never gets past" in found.findings[0].sentence
 
 
-def test_an_awaited_actor_is_followed_into_its_process():
+@pytest.mark.parametrize("known_from", ["its memory", "the table of processes"])
+def test_an_awaited_actor_is_followed_into_its_process(known_from):
     actor = "f2" * 16
     detail = f"Ray ObjectRef {'ab' * 28}, a call on actor {actor}, pending"
     files = awaiting_files(task("get", kind="ray", detail=detail))
+    store = {"pid": 99, "ppid": 1, "role": "store"}
+    if known_from == "its memory":
+        files["processes/store-99/tasks.json"] = reading(pid=99, actors=[actor])
+    else:
+        store["actor_id"] = actor
     files["procs.json"] = table(
-        {"pid": 11, "ppid": 1, "role": "engine", "cpu_pct": 2, "vol_ctxt_per_s": 40},
-        {"pid": 99, "ppid": 1, "role": "store", "actor_id": actor},
+        {"pid": 11, "ppid": 1, "role": "engine", "cpu_pct": 2, "vol_ctxt_per_s": 40}, store
     )
 
     found = diagnosed(instance(1, because("await-never-completes")), files=files)

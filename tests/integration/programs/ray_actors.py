@@ -90,6 +90,7 @@ with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as fold
     time.sleep(1)
     truth = {
         "pids": found,
+        "ids": {name: actor._actor_id.hex() for name, actor in actors.items()},
         "engine": engine._actor_id.hex(),
         "reference": reference.hex(),
     }
