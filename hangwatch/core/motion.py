@@ -179,6 +179,7 @@ def _over_samples(samples: list[ThreadStack]) -> ThreadMotion:
         frames=last.frames,
         moved=moved,
         idle=is_idle(last),
+        rested=any(is_idle(stack) for stack in ordered),
         active=any(stack.active for stack in ordered),
         owns_gil=any(stack.owns_gil for stack in ordered),
         citation=last.citation,
@@ -285,6 +286,7 @@ def motion(
 
     ``FROZEN`` needs both samples of a loop's thread, equal, in a call and off the CPU; a frozen
     thread outweighs a busy one in the same process, because the busy one may be another loop's.
+    A loop that was back in its wait in either sample is not ``BUSY``: it takes its turns.
     Frame and thread are ``""`` with ``WAITING``.
     """
     boring = profile.boring_threads if profile is not None else ()
@@ -301,7 +303,7 @@ def motion(
         told = str(frame) if frame is not None else ""
         if is_frozen(thread):
             return Motion.FROZEN, told, thread.name
-        if busy is None and (thread.moved or thread.active):
+        if busy is None and not thread.rested and (thread.moved or thread.active):
             busy = (Motion.BUSY, told, thread.name)
     return busy or (Motion.WAITING, "", "")
 

@@ -110,6 +110,7 @@ class ThreadMotion:
         frames: Of the last sample, innermost first.
         moved: Whether the frames differ between samples; ``None`` with one sample.
         idle: Whether it sits in a wait where idle engines sit too.
+        rested: Whether it did so in any sample: a loop that gets back to its wait is not blocked.
         active: On CPU in any sample.
         owns_gil: Held the GIL in any sample.
         citation: Where it stands.
@@ -121,6 +122,7 @@ class ThreadMotion:
     name: str = ""
     moved: bool | None = None
     idle: bool = False
+    rested: bool = False
     active: bool = False
     owns_gil: bool = False
     citation: Citation | None = None

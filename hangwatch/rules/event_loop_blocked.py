@@ -26,7 +26,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     for call in calls(dossier):
         if call.process is not None and call.process.state in ("T", "t"):
             continue  # whoever is stopped from outside stands still wherever it was
-        moving = call.thread.moved or (call.thread.active and not call.frozen)
+        moving = (call.thread.moved or call.thread.active) and not call.thread.rested
         if call.instance in stopped and (call.frozen or moving):
             groups.setdefault((call.frozen, str(call.frame)), []).append(call)
     found = [

@@ -81,6 +81,15 @@ def test_a_loop_whose_frames_move_is_busy():
     assert (Motion.BUSY, "pack (lmdeploy/x.py:9)", "MainThread") == found
 
 
+@pytest.mark.parametrize("order", [(PARKED, BLOCKED), (BLOCKED, PARKED)])
+def test_a_loop_that_was_back_in_its_wait_takes_its_turns_and_is_not_blocked(order):
+    first, second = order
+
+    what, _, _ = motion(threads([stack(first, 1), stack(second, 2)]))
+
+    assert Motion.WAITING == what
+
+
 def test_a_loop_that_is_on_the_cpu_in_one_long_call_is_busy():
     what, _, _ = motion(threads(twice(BLOCKED, active=True)))
 
