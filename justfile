@@ -11,9 +11,10 @@ default:
 # all that .ci/run runs: format, lint, types, contracts, tests with coverage, docs
 check: lint types contracts test docs
 
-# the tests, with branch coverage
+# the tests, with branch coverage; those that need a whole Ray come by themselves, and last
 test *ARGS:
-    {{python}} -m pytest -n 2 --dist loadgroup --cov --cov-report=term {{ARGS}}
+    {{python}} -m pytest -n 2 --dist worksteal --ignore=tests/ray --cov --cov-report= {{ARGS}}
+    {{python}} -m pytest tests/ray --cov --cov-append --cov-report=term {{ARGS}}
 
 # formatting and ruff's rules
 lint:

@@ -15,7 +15,7 @@ import pytest
 from hangwatch import remote
 from hangwatch.remote import Task
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.needs_ptrace, pytest.mark.slow]
+pytestmark = [pytest.mark.needs_ptrace, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parents[1] / "integration" / "programs" / "ray_actors.py"
 

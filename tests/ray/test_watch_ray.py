@@ -20,8 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from running import Hangwatch, wait_for  # a neighbour, found by the line above
 
 pytestmark = [
-    # Whoever looks for Ray sessions finds every one on the machine: one test at a time.
-    pytest.mark.xdist_group("ray"),
     pytest.mark.needs_ptrace,
     pytest.mark.slow,
     pytest.mark.timeout(300),
