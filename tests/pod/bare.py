@@ -98,6 +98,7 @@ def container(
         process = subprocess.Popen(
             _command("run", specification), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
+        told = b""
         try:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -106,7 +107,11 @@ def container(
                 pytest.skip(f"no container here: {process.stderr.read().decode()[-300:]}")
             yield Container(specification, int(told), folder)
         finally:
-            process.kill()  # its first process dies with it, and all others with that one
+            # All others die with its first process; a change of user lets that outlive its parent.
+            with contextlib.suppress(ProcessLookupError):
+                if told:
+                    os.kill(int(told), signal.SIGKILL)
+            process.kill()
             process.communicate()
 
 
