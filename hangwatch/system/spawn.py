@@ -76,23 +76,33 @@ class Child:
     def kill(self) -> None:
         """Kill it with its whole group; do not wait for it.
 
-        A process in D state does not end; ``alive`` says so, and the caller abandons it.
+        Once it was reaped its number may be somebody else's, a watched process among them: nothing
+        is sent then. A process in D state does not end; ``alive`` says so, and the caller abandons
+        it.
         """
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Close the channel, give it *timeout* seconds to end, then kill it.
+        """Close the channel, give it *timeout* seconds to end, then kill it and its group.
 
         Returns:
             Whether it is gone; ``False`` for one in D state, which is abandoned.
         """
         self.channel.close()
-        if not self._gone(timeout):
-            self.kill()
-            return self._gone(1.0)
-        self.kill()  # whatever its group left behind
-        return True
+        self._await_end(timeout)
+        self.kill()  # its group, too; before it is reaped the number is still its own
+        return self._gone(1.0)
+
+    def _await_end(self, timeout: float) -> None:
+        """Wait until it has ended, *timeout* seconds at most, and leave it to be reaped."""
+        deadline = time.monotonic() + timeout
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while self.process.returncode is None:
+            if os.waitid(os.P_PID, self.process.pid, flags) or time.monotonic() >= deadline:
+                return
+            time.sleep(0.005)
 
     def _gone(self, timeout: float) -> bool:
         try:

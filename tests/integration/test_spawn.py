@@ -84,6 +84,31 @@ def test_a_child_ends_when_its_channel_closes(child_module):
     assert 0 == child.process.returncode
 
 
+def test_no_signal_goes_to_the_number_of_a_child_once_it_was_reaped(child_module, monkeypatch):
+    child = Child(child_module("return"), name="brief")
+    wait_for(lambda: not child.alive)
+    sent = []
+    monkeypatch.setattr(os, "killpg", lambda *to: sent.append(to))
+    child.kill()
+
+    assert child.close()
+    assert [] == sent
+
+
+def test_a_group_is_killed_while_its_number_is_still_its_own(child_module, monkeypatch):
+    child = Child(child_module("channel.wait(None)"), name="leader")
+    kill, there = os.killpg, []
+
+    def watched(group, number):
+        there.append(Path(f"/proc/{group}").exists())
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", watched)
+
+    assert child.close(timeout=30)
+    assert [True] == there
+
+
 def test_a_crash_of_a_child_is_told_with_its_traceback(child_module):
     name = child_module("raise ValueError('out of cheese')")
     with Child(name, name="crash") as child:
