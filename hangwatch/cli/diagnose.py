@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from hangwatch.cli.times import in_zone, moment, offset, zone_of
+from hangwatch.cli.options import limits
+from hangwatch.cli.times import in_zone, moment, zone_of
 from hangwatch.core.diagnosis import ALARM_WORDS
 from hangwatch.model.policy import Policy
 
@@ -26,21 +27,7 @@ FOUND = 3
     metavar="TIME",
     help="When to evaluate loose evidence; its end by default.",
 )
-@click.option(
-    "--tz", "zone", type=offset, metavar="±HH:MM", help="Zone of stamps that have no offset."
-)
-@click.option(
-    "--heartbeat-interval",
-    type=click.FloatRange(min=0.01),
-    help="Seconds between beats; by default what the engine's profile says.",
-)
-@click.option(
-    "--stall-after",
-    type=click.FloatRange(min=0.01),
-    default=Policy().stall_after,
-    show_default=True,
-    help="Seconds of silence that are suspicious.",
-)
+@limits
 @click.option("--profile", "engine", default="", help="Engine; `hangwatch list` names them.")
 def command(
     paths: tuple[Path, ...],

@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
+from hangwatch.cli.times import offset
+from hangwatch.model.policy import Policy
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -17,6 +20,31 @@ def settings(function: F) -> F:
         function = option(function)
     return function
 
+
+def limits(function: F) -> F:
+    """Add the options of a judgement after the fact: the zone of stamps, and how patient to be."""
+    for option in reversed(_LIMITS):
+        function = option(function)
+    return function
+
+
+_LIMITS = (
+    click.option(
+        "--tz", "zone", type=offset, metavar="±HH:MM", help="Zone of stamps that have no offset."
+    ),
+    click.option(
+        "--heartbeat-interval",
+        type=click.FloatRange(min=0.01),
+        help="Seconds between beats; by default what the engine's profile says.",
+    ),
+    click.option(
+        "--stall-after",
+        type=click.FloatRange(min=0.01),
+        default=Policy().stall_after,
+        show_default=True,
+        help="Seconds of silence that are suspicious.",
+    ),
+)
 
 _SETTINGS = (
     click.option(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from hangwatch.cli.times import in_zone, moment, offset, zone_of
+from hangwatch.cli.options import limits
+from hangwatch.cli.times import in_zone, moment, zone_of
 from hangwatch.core import contracts, loose
 from hangwatch.core.layout import Kind, place
 from hangwatch.core.questions import number_of
@@ -44,21 +45,7 @@ MAX_SNAPSHOT = 64 << 20
     metavar="TIME",
     help="When the evaluation ends; the end of the log by default.",
 )
-@click.option(
-    "--tz", "zone", type=offset, metavar="±HH:MM", help="Zone of stamps that have no offset."
-)
-@click.option(
-    "--heartbeat-interval",
-    type=click.FloatRange(min=0.01),
-    help="Seconds between beats; by default what the engine's profile says.",
-)
-@click.option(
-    "--stall-after",
-    type=click.FloatRange(min=0.01),
-    default=Policy().stall_after,
-    show_default=True,
-    help="Seconds of silence that are suspicious.",
-)
+@limits
 @click.option("--profile", "engine", help="Look for this engine only; `hangwatch list` names them.")
 def command(
     paths: tuple[Path, ...],
