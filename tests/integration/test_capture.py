@@ -152,7 +152,7 @@ def test_a_child_without_python_is_told_from_one_that_failed(tmp_path):
 
 
 def test_a_zombie_keeps_its_row_in_the_table(tmp_path):
-    body = "import subprocess; subprocess.Popen(['/bin/true'])"
+    body = "import subprocess; held = subprocess.Popen(['/bin/true'])"  # or its end reaps it
     with python(body) as it:
         (child,) = procfs.children(it.pid)
         eventually(lambda: procfs.read_row(child).state == "Z")
