@@ -144,18 +144,23 @@ class _Deadline:
     def __init__(self, connection: HTTPConnection, seconds: float) -> None:
         self.passed = False
         self._connection = connection
-        self._timer = threading.Timer(seconds, self._cut)
-        self._timer.daemon = True
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._cut, daemon=True)
 
     def _cut(self) -> None:
-        sock = self._connection.sock
-        if sock is not None:  # else it still connects, and that has the same limit
-            self.passed = True
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        patience = self._seconds
+        while not self._over.wait(patience):
+            sock = self._connection.sock
+            if sock is not None:
+                self.passed = True
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+                return
+            patience = 0.05  # it still connects, and that has a limit of its own
 
     def __enter__(self) -> None:
-        self._timer.start()
+        self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        self._over.set()

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tarfile
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,10 @@ def test_eight_servers_that_freeze_are_caught_and_explained(tmp_path):
 
     assert "hung" == result["verdict"]
     assert ["hung"] * 8 == [instance["verdict"] for instance in result["instances"]]
-    assert earliest <= first <= last <= latest
-    assert (latest - earliest).total_seconds() <= INTERVAL
+    # A beat is as late as the machine is busy, and missing after one and a half intervals.
+    late = timedelta(seconds=INTERVAL / 2)
+    assert earliest <= first <= last <= latest + late
+    assert latest - earliest <= timedelta(seconds=INTERVAL) + late
     assert result["truth"]["frame"] in result["culprit"]["frame"]
     assert "EngineLoop._blocked_in_shared_store_get" in report
     assert [bundle] == written

@@ -82,7 +82,7 @@ def _version(command: list[str], gil_disabled: str = "0") -> str:
             check=False,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             env=_environment(),
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from running import Hangwatch, runs, state_of, wait_for
 
 from hangwatch.lab.launch import Server
+from hangwatch.system import procfs
 
 QUICK = ("--heartbeat-interval", "1", "--stall-after", "6")
 ALARMED = {"suspected_hang", "hung", "blocked", "dead"}
@@ -171,13 +173,14 @@ def test_a_pid_that_does_not_exist_is_one_sentence(tmp_path, ended, how):
     assert not (tmp_path / "out").exists()
 
 
+def is_kernel_thread(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return procfs.read_row(pid).kernel
+    return False
+
+
 def test_a_thread_of_the_kernel_is_one_sentence(tmp_path):
-    kernel = next(
-        (p.name for p in Path("/proc").glob("[0-9]*")
-         if (p / "stat").exists() and int((p / "stat").read_text().rsplit(")", 1)[1].split()[6])
-         & 0x00200000),
-        None,
-    )  # fmt: skip
+    kernel = next((str(pid) for pid in procfs.pids() if is_kernel_thread(pid)), None)
     if kernel is None:
         pytest.skip("no thread of the kernel can be seen here")
     done = run("attach", "--pid", kernel, *folders(tmp_path))

@@ -1,5 +1,6 @@
 """Tools that misbehave, and workers that are killed: a step each, and nothing left running."""
 
+import contextlib
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from dataclasses import replace
 import pytest
 from captures import capture, pool, program, run_steps, step_for
 from processes import eventually, python
+from running import runs
 
 from hangwatch.capture.rooms import Rooms, sweep
 from hangwatch.errors import OutputError
@@ -35,7 +37,13 @@ def dump(tmp_path, target, script, **more):
 
 def running(word):
     """Return the processes whose title holds *word*."""
-    return [row.pid for row in procfs.read_table() if word in procfs.read_title(row.pid)]
+    return [row.pid for row in procfs.read_table() if word in title(row.pid)]
+
+
+def title(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return procfs.read_title(pid)
+    return ""  # it ended meanwhile
 
 
 def test_a_missing_tool_is_told_with_the_command_that_installs_it(tmp_path, target):
@@ -154,9 +162,12 @@ def test_a_killed_worker_costs_its_step_and_its_tool_dies_with_it(tmp_path, targ
     stuck = step_for(target, py_spy=tool, name="stuck")
     next_ = step_for(target, collector="kernel", name="next")
 
+    killed = []
+
     def kill_the_worker():
-        if procs := running(mark):
-            os.kill(procfs.read_row(procs[0]).ppid, signal.SIGKILL)
+        if not killed and (procs := running(mark)):
+            killed.append(procfs.read_row(procs[0]).ppid)  # once: an orphan's parent is init
+            os.kill(killed[0], signal.SIGKILL)
         return False
 
     evidence = run_steps(tmp_path / "output", stuck, next_, stopped=kill_the_worker)
@@ -205,11 +216,7 @@ def test_no_worker_is_left_after_a_capture(tmp_path, target):
 
 
 def ours(parent):
-    return [
-        pid
-        for pid in procfs.children(parent)
-        if "hangwatch.capture.worker" in procfs.read_title(pid)
-    ]
+    return [pid for pid in procfs.children(parent) if "hangwatch.capture.worker" in title(pid)]
 
 
 CAPTURER = """
@@ -238,12 +245,14 @@ def test_killing_a_capture_at_any_moment_leaves_the_target_running_and_no_bundle
         workers = ours(capturer.pid)
         # The moment is the point here, not a wait for something.
         time.sleep(random.Random(seed).uniform(0.0, 0.6))
+        capturer.send_signal(signal.SIGSTOP)  # so that no worker starts unseen
+        eventually(lambda: procfs.read_row(capturer.pid).state == "T")
         workers = [*workers, *ours(capturer.pid)]
     finally:
         capturer.kill()
         capturer.wait()
 
-    eventually(lambda: not any(map(procfs.start_ticks, workers)))
+    eventually(lambda: not any(map(runs, workers)))
     assert procfs.read_row(target).state in ("S", "R")
     assert procfs.read_row(target).tracer_pid == 0
     assert all(path.name.endswith(".partial") for path in output.iterdir())

@@ -17,9 +17,9 @@ from processes import PATIENCE, eventually
 DAEMON = """
 import signal, sys, threading
 from hangwatch.daemon import copier
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 stream = copier.start()["-"]
 open(sys.argv[1], "w").write(stream + chr(10))
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 threading.Event().wait()
 """
 

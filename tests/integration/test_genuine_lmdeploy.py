@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -103,23 +104,38 @@ def cache() -> Path:
 
 def wheel(version: str) -> Path:
     """Return the published wheel, downloaded once."""
+    platforms = ["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"]
+    return downloaded(
+        f"lmdeploy-{version}-*.whl", "--python-version", "3.11", *platforms, f"lmdeploy=={version}"
+    )
+
+
+def downloaded(pattern: str, *arguments: str) -> Path:
+    """Return the wheel that *pattern* names, put into the cache by pip if it is not there.
+
+    Tests run side by side and share the cache, so that a wheel appears in it whole or not at all.
+    """
     folder = cache()
     folder.mkdir(parents=True, exist_ok=True)
-    found = list(folder.glob(f"lmdeploy-{version}-*.whl"))
+    if found := list(folder.glob(pattern)):
+        return found[0]
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
+    with tempfile.TemporaryDirectory(dir=folder) as fresh:
+        try:
+            done = subprocess.run(
+                [*pip, "--no-deps", "--only-binary", ":all:", "-d", fresh, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=80,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            pytest.skip("the package index is too slow")
+        for path in Path(fresh).glob("*.whl"):
+            path.replace(folder / path.name)
+    found = list(folder.glob(pattern))
     if not found:
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
-        kind = ["--no-deps", "--only-binary", ":all:", "--python-version", "3.11"]
-        platforms = ["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"]
-        done = subprocess.run(
-            [*pip, *kind, *platforms, "-d", str(folder), f"lmdeploy=={version}"],
-            capture_output=True,
-            text=True,
-            timeout=170,
-            check=False,
-        )
-        found = list(folder.glob(f"lmdeploy-{version}-*.whl"))
-        if not found:
-            pytest.skip(f"the package index cannot be reached: {done.stderr.strip()[-200:]}")
+        pytest.skip(f"the package index cannot be reached: {done.stderr.strip()[-200:]}")
     return found[0]
 
 

@@ -7,8 +7,6 @@ outside must be what the process says of itself, in every number.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from remote_targets import Interpreter, interpreters, running
-from test_genuine_lmdeploy import cache, wheel
+from test_genuine_lmdeploy import downloaded, wheel
 
 from hangwatch import remote
 from hangwatch.cli.tasks import command
@@ -37,30 +35,14 @@ TABLES = tables(to_plain(PROFILE.state))
 
 def numpy(interpreter: Interpreter) -> Path:
     """Return the wheel of NumPy for an interpreter, downloaded once."""
-    tag = f"cp3{interpreter.minor}"
-    found = list(cache().glob(f"numpy-{NUMPY}-{tag}-*.whl"))
-    if not found:
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
-        kind = ["--no-deps", "--only-binary", ":all:", "--platform", "manylinux2014_x86_64"]
-        done = subprocess.run(
-            [
-                *pip,
-                *kind,
-                "--python-version",
-                f"3.{interpreter.minor}",
-                "-d",
-                str(cache()),
-                f"numpy=={NUMPY}",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=170,
-            check=False,
-        )
-        found = list(cache().glob(f"numpy-{NUMPY}-{tag}-*.whl"))
-        if not found:
-            pytest.skip(f"the package index cannot be reached: {done.stderr.strip()[-200:]}")
-    return found[0]
+    return downloaded(
+        f"numpy-{NUMPY}-cp3{interpreter.minor}-*.whl",
+        "--platform",
+        "manylinux2014_x86_64",
+        "--python-version",
+        f"3.{interpreter.minor}",
+        f"numpy=={NUMPY}",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +144,10 @@ def test_the_command_shows_the_numbers_and_that_none_moves(
     if interpreter.minor != max(BY_MINOR):
         pytest.skip("once is enough")
     arguments = (lmdeploy, packages, "hang", 3)
-    with running(interpreter, "genuine_engine", *arguments, folder=tmp_path) as (process, truth):
+    with running(interpreter, "genuine_engine", *arguments, folder=tmp_path, timeout=120) as (
+        process,
+        truth,
+    ):
         once = ["--pid", str(process.pid)]
         twice = [*once, "--watch", "--interval", "0.1", "--count", "2"]
         shown = [CliRunner().invoke(command, each).output for each in (once, twice)]

@@ -134,13 +134,13 @@ def test_the_faults_that_are_not_hangs_look_as_they_do_upstream(tmp_path):
             server.truth()
 
         wait_for(lambda: metric(idle, "num_api_requests_routed") == 0, "idleness")
-        assert "healthy" == health(idle)["status"]
+        wait_for(lambda: "healthy" == health(idle)["status"], "health without work")
         silent, tokens = beats(quiet), metric(quiet, "generation_tokens_total")
         wait_for(
             lambda: metric(quiet, "generation_tokens_total") > tokens + 100, "tokens without beats"
         )
         assert beats(quiet) - silent <= 1
-        assert "healthy" == health(quiet)["status"]
+        wait_for(lambda: "healthy" == health(quiet)["status"], "health without beats")
         before = beats(slow)
         wait_for(lambda: beats(slow) > before + 1, "a slow server's beats")
 

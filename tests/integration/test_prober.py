@@ -202,7 +202,8 @@ def test_a_server_that_hangs_delays_nobody_and_is_asked_once(tmp_path, talk):
 
         assert Outcome.TIMED_OUT is timed_out.health.outcome
         assert answers >= 5
-        assert threads <= 8
+        # Its own, the search, and each server's questions with the threads that end them.
+        assert threads <= 2 + 4 * 2
         assert ("T", "T") == (state(stuck.pid), state(stuck.engine_pid))
 
 

@@ -25,11 +25,15 @@ def test_our_own_row_says_who_we_are():
 
 def test_every_thread_has_a_row():
     with python("import threading\nfor i in range(3): threading.Thread(target=wait).start()") as it:
-        eventually(lambda: set(procfs.thread_states(it.pid).values()) == {"S"})
-        threads = tuple(procfs.read_threads(it.pid))
+        asleep = eventually(lambda: all_asleep(it.pid))
 
-    assert 4 == len(threads)
-    assert {"S"} == {thread.state for thread in threads}
+    assert 4 == len(asleep)
+
+
+def all_asleep(pid):
+    """Return all threads, or nothing while one of them runs."""
+    threads = tuple(procfs.read_threads(pid))
+    return threads if {thread.state for thread in threads} == {"S"} else ()
 
 
 def test_a_listening_socket_is_found_at_its_own_address():

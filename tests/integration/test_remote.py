@@ -275,12 +275,13 @@ def test_a_deadlock_across_two_loops_is_found(interpreter: Interpreter, tmp_path
 @EVERY
 def test_the_holder_of_the_gil_is_named(interpreter: Interpreter, tmp_path: Path):
     with running(interpreter, "hogged", folder=tmp_path) as (process, _):
-        time.sleep(0.2)
         target = remote.attach(process.pid)
-        for _ in range(50):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
             # Whoever wants the GIL wakes up every 5 ms to say so, and is not asleep then.
             threads = {each.name: each for each in target.threads()}
-            if threads["want"].waits is not None:
+            hogs = [frame.function for frame in threads["hog"].frames[1:2]]
+            if threads["want"].waits is not None and hogs == ["hog"]:
                 break
 
     hog, want = threads["hog"], threads["want"]

@@ -293,7 +293,7 @@ import asyncio
 async def wait(event): await event.wait()
 async def main():
     event = asyncio.Event()
-    tasks = [asyncio.create_task(wait(event), name=f"t-{i}" * 20) for i in range(20000)]
+    tasks = [asyncio.create_task(wait(event), name=f"t-{i}" * 40) for i in range(10000)]
     odd = asyncio.create_task(asyncio.sleep(1e6), name="the odd one")
     await asyncio.sleep(0)
     ready()

@@ -28,10 +28,10 @@ def fleet(tmp_path):
 ALARMED = {"suspected_hang", "hung", "blocked", "dead"}
 
 
-def watch(tmp_path: Path, logs: str | None, *more: str) -> Hangwatch:
+def watch(tmp_path: Path, logs: str | None, *more: str, gap: int = 1) -> Hangwatch:
     arguments = ["watch", *QUICK, "--output", str(tmp_path / "out"), "--state"]
     arguments += [str(tmp_path / "state"), *(("--log", logs) if logs else ()), *more]
-    return Hangwatch(*arguments, environment={"HANGWATCH_SAMPLE_GAP": "1"})
+    return Hangwatch(*arguments, environment={"HANGWATCH_SAMPLE_GAP": str(gap)})
 
 
 def beating(daemon: Hangwatch, fleet: Fleet) -> None:
@@ -181,7 +181,7 @@ def test_a_daemon_that_is_started_again_does_not_capture_an_incident_twice(tmp_p
 
 
 def test_sigterm_during_a_capture_finishes_the_bundle(tmp_path, fleet):
-    with watch(tmp_path, fleet.logs) as daemon:
+    with watch(tmp_path, fleet.logs, gap=30) as daemon:  # SIGTERM cuts the pause short
         beating(daemon, fleet)
         fleet.start_fault()
         daemon.wait("capture", part="pause")

@@ -47,7 +47,14 @@ def chain(task: Task) -> list[str]:
 
 
 def task_with(pid: int, function: str) -> Task:
-    return next(task for task in remote.attach(pid).tasks().tasks if function in chain(task))
+    """Return the task that awaits in *function*, as soon as there is one."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = [task for task in remote.attach(pid).tasks().tasks if function in chain(task)]
+        if found and found[0].awaits.kind != "running":
+            return found[0]
+        assert time.monotonic() < deadline, f"no task awaits in {function}"
+        time.sleep(0.1)
 
 
 def test_an_actor_method_is_followed_into_the_users_code(actors: dict[str, Any]):

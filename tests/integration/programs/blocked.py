@@ -14,6 +14,7 @@ import time
 
 OUTPUT = sys.argv[1]
 kept = []
+placed = threading.Event()
 
 
 async def waiter(event):
@@ -25,6 +26,7 @@ def deep(seconds):
 
 
 async def inner():
+    placed.set()
     deep(1e6)
 
 
@@ -66,6 +68,7 @@ async def main():
 
 
 def announce():
+    placed.wait()
     time.sleep(0.5)
     with open(__file__) as file:
         line = next(i for i, text in enumerate(file, 1) if text.endswith("# the culprit\n"))

@@ -11,6 +11,7 @@ import time
 
 OUTPUT = sys.argv[-1]
 loops, here = [], []
+placed = threading.Event()
 
 
 def run():
@@ -28,6 +29,7 @@ async def back():
 
 async def wait_for_here():
     asyncio.current_task().set_name("messenger")
+    placed.set()
     await here[1]
 
 
@@ -38,6 +40,7 @@ async def main():
 
 
 def announce():
+    placed.wait()
     time.sleep(0.4)
     with open(OUTPUT + ".part", "w") as file:
         file.write("{}")

@@ -59,7 +59,8 @@ async def main():
     for i in range(TASKS):
         order = random.sample(range(LOCKS), random.randint(0, 4))
         tasks.append(asyncio.create_task(work(order), name=f"worker-{i}"))
-    await asyncio.sleep(1.0)
+    for _ in range(50):  # rounds of the loop, not only time: the machine may stall
+        await asyncio.sleep(0.02)
     with open(OUTPUT + ".part", "w") as file:
         json.dump({"owner": owner, "wants": wants, "awaits": awaits}, file)
     os.rename(OUTPUT + ".part", OUTPUT)

@@ -399,7 +399,8 @@ async def live(share, results):
         world.tasks.append(make(world, len(world.tasks)))
         if random.random() < 0.1:
             await asyncio.sleep(0)
-    await asyncio.sleep(0.2)
+    for _ in range(50):  # rounds of the loop, not only time: the machine may stall
+        await asyncio.sleep(0.004)
     for task in random.sample(world.tasks, max(1, len(world.tasks) // 20)):
         try:
             task.cancel()
@@ -408,7 +409,8 @@ async def live(share, results):
     for future in world.futures[::17]:
         if not future.done():
             future.set_result(None)
-    await asyncio.sleep(0.4)
+    for _ in range(100):
+        await asyncio.sleep(0.004)
     me = asyncio.current_task()
     everyone = {*asyncio.all_tasks(), *world.tasks} - {me}
     results.append({str(id(task)): truth_of(task) for task in everyone})

@@ -20,20 +20,24 @@ empty = queue.Queue()
 pool = concurrent.futures.ThreadPoolExecutor(1)
 
 
+both, held = threading.Barrier(2), threading.Event()
+
+
 def hold_and_want(mine, theirs):
     with mine:
-        time.sleep(0.3)
+        both.wait()
         with theirs:
             pass
 
 
 def hold_again():
     with again:
+        held.set()
         time.sleep(1e6)
 
 
 def want_again():
-    time.sleep(0.2)
+    held.wait()
     with again:
         pass
 
