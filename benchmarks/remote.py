@@ -36,6 +36,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 ROUNDS = int(os.environ.get("HANGWATCH_PROOF_ROUNDS", "5"))
@@ -155,12 +156,12 @@ def peak(command: Sequence[str]) -> int:
     ``ru_maxrss`` would not do: a child inherits what its parent had before the ``exec``.
     """
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    status = Path("/proc", str(process.pid), "status")
     most = 0
     while process.poll() is None:
-        with open(f"/proc/{process.pid}/status", encoding="ascii") as status:  # noqa: PTH123
-            for line in status:
-                if line.startswith("VmHWM"):
-                    most = max(most, int(line.split()[1]))
+        for line in status.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM"):
+                most = max(most, int(line.split()[1]))
         time.sleep(0.001)
     return most
 
@@ -185,7 +186,7 @@ def peers(python: Sequence[str]) -> dict[str, list[str]]:
     """Return the commands that a process id completes."""
     ours = [sys.executable, "-m", "hangwatch", "tasks", "--json", "--pid"]
     found = {"hangwatch tasks, command": ours}
-    beside = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # noqa: PTH120
+    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     for name, arguments in {
         BASE: "dump --nonblocking --json --full-filenames --pid",
         "py-spy dump (stops it)": "dump --json --full-filenames --pid",

@@ -22,7 +22,7 @@ from hangwatch.system import procfs
 FILE: Final = "census.jsonl"
 
 
-def _collect(step: Step, room: Room) -> None:  # noqa: ARG001  # it is about everybody
+def _collect(_step: Step, room: Room) -> None:
     rows = sorted(procfs.read_table(), key=lambda row: (row.state == "D", row.pid))
     sockets = procfs.Sockets()
     with room.create(FILE) as out:

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, Self
 
 from hangwatch.errors import OutputError
-from hangwatch.model.capture import Artifact, CollectorError, FailureKind, Step
+from hangwatch.model.capture import Artifact, CollectorError, FailureKind, Sink, Step
 from hangwatch.model.identity import ProcessId
 from hangwatch.system import procfs
 from hangwatch.system.clock import boot_id
@@ -56,7 +56,7 @@ class StepRoom:
         self.complete: list[str] = []
 
     @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[BinaryIO]:
+    def create(self, name: str) -> Iterator[Sink]:
         """Open a new file *name* (one folder deep at most); bounded in size.
 
         Raises:
@@ -68,7 +68,7 @@ class StepRoom:
         path = self._directory / name
         path.parent.mkdir(exist_ok=True)
         with path.open("xb", buffering=0) as file:
-            yield _Bounded(self, file)  # type: ignore[misc]  # quacks like a BinaryIO that is written to
+            yield _Bounded(self, file)
         self.complete.append(name)
 
     def write(self, name: str, data: bytes) -> None:
@@ -97,7 +97,7 @@ class _Bounded:
         self._room = room
         self._file = file
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes, /) -> int:
         allowed = self._room.take(len(data))
         written = 0
         while written < allowed:

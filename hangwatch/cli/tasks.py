@@ -53,7 +53,8 @@ PIECES: Final = 50_000
     metavar="N",
     help="Readings of --watch  [default: until Ctrl-C]",
 )
-def command(  # noqa: PLR0917  # one parameter an option
+def command(
+    *,
     pid: int,
     form: str | None,
     all_threads: bool,

@@ -19,7 +19,7 @@ from hangwatch.model.capture import Collector, Room, Scope, Stage, Step
 MIB: Final = 1 << 20
 
 
-def _collect(step: Step, room: Room) -> None:  # noqa: ARG001  # it is about the machine
+def _collect(_step: Step, room: Room) -> None:
     system = os.uname()
     document = {
         "kernel": system.release,

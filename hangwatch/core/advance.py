@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from hangwatch.core import grouping, judge, vitals
 from hangwatch.core.judge import Demand
@@ -48,6 +48,7 @@ from hangwatch.model.observation import (
     RecordStall,
     Report,
     SignalArrived,
+    SourceEvent,
     SourceFound,
     SourceGrew,
     SourceReadable,
@@ -374,7 +375,7 @@ class _Turn:
 
     # --- observations ---
 
-    def take(self, observation: Observation) -> None:  # noqa: C901, PLR0912  # one case a kind
+    def take(self, observation: Observation) -> None:
         """Fold one observation in."""
         self._seen_anything = True
         match observation:
@@ -382,48 +383,51 @@ class _Turn:
                 self._beat(beat, fresh=fresh)
             case SignalArrived(signal=signal):
                 self._signal(signal)
-            case SourceGrew(source=name, at=at):
-                self._source(name, grew_at=at)
-                self._touch_carried(name, waiting_only=True)
-            case SourceFound(source=name, pid=pid):
-                self._found(name, pid)
-            case SourceRetired(source=name, at=at):
-                self._source(name, retired_at=at)
-                self._sources[name] = replace(self._sources[name], stalled_since=None)
-                self._touch_carried(name)
-            case SourceUnreadable(source=name, at=at, reason=reason):
-                if self._source(name).vital.unreadable_since is None:
-                    self._source(name, unreadable_since=at, unreadable_reason=reason)
-                self._touch_carried(name)
-            case SourceReadable(source=name, at=at):
-                self._readable(name, at)
-            case HealthSeen(instance=instance, health=health):
-                for key in self._resolve(instance, health.at):
-                    self._update(key, vitals.health(self._instances[key].vitals, health))
-            case CountersSeen(instance=instance, counters=counters):
-                for key in self._resolve(instance, counters.at):
-                    self._update(key, vitals.counters(self._instances[key].vitals, counters))
-            case ProcessesSeen(instance=instance, at=at):
-                for key in self._resolve(instance, at):
-                    self._update(key, vitals.processes(self._instances[key].vitals, observation))
-            case StacksSeen(instance=instance, stacks=stacks):
-                for key in self._resolve(instance, stacks.at):
-                    self._update(key, vitals.stacks(self._instances[key].vitals, stacks))
-            case ChildSilent(at=at, reason=reason, sources=sources, instances=instances):
-                for name in sources:
-                    self.take(SourceUnreadable(source=name, at=at, reason=reason))
-                for key in instances:
-                    self._blind(key, at, reason)
-            case ChildBack(at=at, sources=sources, instances=instances):
-                for name in sources:
-                    self._readable(name, at)
-                for key in instances:
-                    self._blind(key, None, "")
+            case HealthSeen() | CountersSeen() | ProcessesSeen() | StacksSeen():
+                for key in self._resolve(observation.instance, observation.at):
+                    self._update(key, vitals.look(self._instances[key].vitals, observation))
+            case ChildSilent():
+                self._deaf(observation)
+            case ChildBack():
+                self._hears_again(observation)
             case LoopPaused(at=at):
                 for key, tracked in self._instances.items():
                     self._update(key, vitals.relisten(tracked.vitals, at))
             case CaptureEnded(incident=incident, at=at, bundle=bundle):
                 self._captured(incident, at, bundle)
+            case _:
+                self._take_of_source(observation)
+
+    def _take_of_source(self, seen: SourceEvent) -> None:
+        name = seen.source
+        match seen:
+            case SourceGrew(at=at):
+                self._source(name, grew_at=at)
+                self._touch_carried(name, waiting_only=True)
+            case SourceFound(pid=pid):
+                self._found(name, pid)
+            case SourceRetired(at=at):
+                self._source(name, retired_at=at)
+                self._sources[name] = replace(self._sources[name], stalled_since=None)
+                self._touch_carried(name)
+            case SourceUnreadable(at=at, reason=reason):
+                if self._source(name).vital.unreadable_since is None:
+                    self._source(name, unreadable_since=at, unreadable_reason=reason)
+                self._touch_carried(name)
+            case SourceReadable(at=at):
+                self._readable(name, at)
+
+    def _deaf(self, seen: ChildSilent) -> None:
+        for name in seen.sources:
+            self._take_of_source(SourceUnreadable(source=name, at=seen.at, reason=seen.reason))
+        for key in seen.instances:
+            self._blind(key, seen.at, seen.reason)
+
+    def _hears_again(self, seen: ChildBack) -> None:
+        for name in seen.sources:
+            self._readable(name, seen.at)
+        for key in seen.instances:
+            self._blind(key, None, "")
 
     def _update(self, key: InstanceKey, value: Vitals) -> None:
         self._instances[key] = replace(self._instances[key], vitals=value)
@@ -451,10 +455,10 @@ class _Turn:
         )
         self._touched.add(key)
 
-    def _source(self, name: str, **changes: object) -> Source:
+    def _source(self, name: str, **changes: Any) -> Source:
         source = self._sources.get(name) or Source(vital=SourceVital(name=name))
         if changes:
-            source = replace(source, vital=replace(source.vital, **changes))  # type: ignore[arg-type]
+            source = replace(source, vital=replace(source.vital, **changes))
         self._sources[name] = source
         return source
 

@@ -166,7 +166,7 @@ def lay_out(
             )
             for at, index, _, record in lines
         ),
-        observations=tuple(sorted(observations, key=lambda o: o.at)),  # type: ignore[union-attr]
+        observations=tuple(sorted(observations, key=lambda o: o.at)),
         epoch=Epoch(
             boot_id="replay",
             at=Instant(last - first),

@@ -165,7 +165,7 @@ def _batches(
     pids = {o.source: o.pid for o in material.observations if isinstance(o, SourceFound)}
     before: Instant | None = None
     batch: list[Observation] = []
-    logs = ((o.at, 0, o) for o in material.observations if not isinstance(o, _SNAPSHOTS))  # type: ignore[union-attr]
+    logs = ((o.at, 0, o) for o in material.observations if not isinstance(o, _SNAPSHOTS))
     lines = ((line.at, 1, line) for line in material.lines)
     for at, _, event in merge(logs, lines, key=lambda entry: entry[:2]):
         if at > until:

@@ -11,10 +11,10 @@ from statistics import median
 from typing import Final
 
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
-from hangwatch.model.observation import ProcessesSeen
+from hangwatch.model.observation import CountersSeen, HealthSeen, ProcessesSeen, StacksSeen
 from hangwatch.model.profile import Signal
 from hangwatch.model.time import Instant
-from hangwatch.model.vitals import Counters, Health, ProcessVital, StackVital, Vitals
+from hangwatch.model.vitals import Counters, Health, ProcessVital, Vitals
 
 RECENT: Final = 16
 """Beats whose tokens make up the running median: under three minutes of LMDeploy."""
@@ -104,6 +104,19 @@ def signal(vitals: Vitals, seen: SignalSeen, parts: tuple[str, ...]) -> Vitals: 
             return replace(vitals, stopped=vitals.stopped or seen)
 
 
+def look(vitals: Vitals, seen: HealthSeen | CountersSeen | ProcessesSeen | StacksSeen) -> Vitals:
+    """Return the vitals after a look at the instance itself, whatever was looked at."""
+    match seen:
+        case HealthSeen():
+            return health(vitals, seen.health)
+        case CountersSeen():
+            return counters(vitals, seen.counters)
+        case ProcessesSeen():
+            return processes(vitals, seen)
+        case StacksSeen():
+            return replace(vitals, stacks=seen.stacks)
+
+
 def health(vitals: Vitals, seen: Health) -> Vitals:
     """Return the vitals after an answer of the health endpoint, or its absence."""
     before = vitals.health
@@ -145,11 +158,6 @@ def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:
             since = old.since if old.state == "" else seen.at
             now[pid] = replace(old, state="", since=since, at=seen.at)
     return replace(vitals, processes=tuple(now.values()))
-
-
-def stacks(vitals: Vitals, seen: StackVital) -> Vitals:
-    """Return the vitals after stage A of a capture."""
-    return replace(vitals, stacks=seen)
 
 
 def relisten(vitals: Vitals, at: Instant) -> Vitals:

@@ -27,7 +27,26 @@ class LabError(Exception):
     """The laboratory did not do what was asked of it."""
 
 
-class Server:
+class _Ended:
+    """Stopped at the end of a ``with`` block."""
+
+    def stop(self) -> None:
+        """End what was started."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class Server(_Ended):
     """One server process and its engine, ready to be asked.
 
     Attributes:
@@ -100,19 +119,8 @@ class Server:
         self.process.kill()
         self.process.wait(LIMIT)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-
-class Fleet:
+class Fleet(_Ended):
     """A fleet process and its servers.
 
     Attributes:
@@ -193,17 +201,6 @@ class Fleet:
             self.process.kill()  # its servers die with it
             self.process.wait(LIMIT)
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def _read_when_there(path: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import InstanceKey, ProcessId, Role
@@ -249,10 +249,21 @@ class CollectorError(Exception):
         self.failure = Failure(kind=kind, message=message, hint=hint)
 
 
+class Sink(Protocol):
+    """A file that a step writes, from its head to its end."""
+
+    def write(self, data: bytes, /) -> int:
+        """Append *data*; return its length.
+
+        Raises:
+            CollectorError: ``TOO_LARGE`` when the step's quota is used up.
+        """
+
+
 class Room(Protocol):
     """Where one step may write."""
 
-    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
+    def create(self, name: str) -> AbstractContextManager[Sink]:
         """Open a new file *name* in the step's room; bounded in size.
 
         Raises:

@@ -25,6 +25,11 @@ class BeatSeen:
     beat: Heartbeat
     fresh: bool = True
 
+    @property
+    def at(self) -> Instant:
+        """When."""
+        return self.beat.at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalArrived:
@@ -32,6 +37,11 @@ class SignalArrived:
 
     signal: SignalSeen
     fresh: bool = True
+
+    @property
+    def at(self) -> Instant:
+        """When."""
+        return self.signal.at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +103,11 @@ class HealthSeen:
     instance: InstanceKey
     health: Health
 
+    @property
+    def at(self) -> Instant:
+        """When."""
+        return self.health.at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountersSeen:
@@ -100,6 +115,11 @@ class CountersSeen:
 
     instance: InstanceKey
     counters: Counters
+
+    @property
+    def at(self) -> Instant:
+        """When."""
+        return self.counters.at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +137,11 @@ class StacksSeen:
 
     instance: InstanceKey
     stacks: StackVital
+
+    @property
+    def at(self) -> Instant:
+        """When."""
+        return self.stacks.at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +188,14 @@ class CaptureEnded:
     error: str = ""
 
 
+SourceEvent: TypeAlias = (
+    SourceGrew | SourceFound | SourceRetired | SourceUnreadable | SourceReadable
+)
+
 Observation: TypeAlias = (
     BeatSeen
     | SignalArrived
-    | SourceGrew
-    | SourceFound
-    | SourceRetired
-    | SourceUnreadable
-    | SourceReadable
+    | SourceEvent
     | HealthSeen
     | CountersSeen
     | ProcessesSeen

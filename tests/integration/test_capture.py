@@ -187,18 +187,22 @@ import json, sys
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 from captures import run_steps, step_for
-(evidence,) = run_steps(Path({output!r}), step_for({pid}))
+(evidence,) = run_steps(Path({output!r}), step_for({pid}, collector={collector!r}))
 print(json.dumps([evidence.failure.kind, evidence.failure.hint]))
 """
 
 
 @pytest.mark.needs_root
-def test_a_process_that_may_not_be_read_says_what_to_do(tmp_path):
+@pytest.mark.parametrize("collector", ["stacks", "tasks"])
+def test_a_process_that_may_not_be_read_says_what_to_do(tmp_path, collector):
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("dropping a capability needs root and setpriv")
     with python("") as it:
         script = UNPRIVILEGED.format(
-            tests=str(Path(__file__).parent), output=str(tmp_path), pid=it.pid
+            tests=str(Path(__file__).parent),
+            output=str(tmp_path),
+            pid=it.pid,
+            collector=collector,
         )
         drop = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all"]
         said = subprocess.run(

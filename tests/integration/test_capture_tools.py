@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from captures import capture, pool, program, run_steps, step_for
@@ -235,7 +236,7 @@ def test_killing_a_capture_at_any_moment_leaves_the_target_running_and_no_bundle
 ):
     output = tmp_path / "output"
     script = CAPTURER.format(
-        tests=os.path.dirname(__file__),  # noqa: PTH120
+        tests=str(Path(__file__).parent),
         pid=target,
         output=str(output),
     )

@@ -3,10 +3,8 @@
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from captures import capture, pool, read, run_steps, step_for
-from processes import PATIENCE, eventually, python
+from processes import eventually, python
 
 from hangwatch import remote
 from hangwatch.capture.rooms import StepRoom
@@ -198,38 +196,6 @@ def test_a_deadlock_of_locks_is_in_both_samples_and_did_not_move(tmp_path):
     assert {"ab", "ba"} == {task.name for task in found if task.deadlocked}
     assert {False} == {task.moved for task in found}
     assert {"lock"} == {task.awaits.kind for task in found if task.deadlocked}
-
-
-UNPRIVILEGED = """
-import json, sys
-sys.path[:0] = [{tests!r}]
-from pathlib import Path
-from captures import run_steps, step_for
-(evidence,) = run_steps(Path({output!r}), step_for({pid}, collector="tasks"))
-print(json.dumps([evidence.failure.kind, evidence.failure.hint]))
-"""
-
-
-@pytest.mark.needs_root
-def test_a_process_that_may_not_be_read_says_what_to_do(tmp_path):
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("dropping a capability needs root and setpriv")
-    with python("") as it:
-        script = UNPRIVILEGED.format(
-            tests=str(Path(__file__).parent), output=str(tmp_path), pid=it.pid
-        )
-        drop = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all"]
-        said = subprocess.run(
-            [*drop, sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=True,
-        )
-
-    kind, hint = json.loads(said.stdout)
-    assert FailureKind.NOT_PERMITTED == kind
-    assert "SYS_PTRACE" in hint
 
 
 def test_the_numbers_that_the_profile_asks_for_are_in_both_samples(tmp_path):

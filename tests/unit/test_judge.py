@@ -315,18 +315,18 @@ def stacks(motion: Motion) -> StackVital:
 
 
 def test_frozen_stacks_make_it_hung_and_name_the_frame():
-    verdict = judge(fold.stacks(busy(), stacks(Motion.FROZEN)), POLICY, Instant(LAST + 131))
+    verdict = judge(replace(busy(), stacks=stacks(Motion.FROZEN)), POLICY, Instant(LAST + 131))
 
     assert ("hung", Confidence.HIGH) == (verdict.word, verdict.confidence)
     assert any("get (store.py:153)" in sentence for sentence in verdict.because)
 
 
 def test_moving_stacks_are_blocked_for_it_may_end_by_itself():
-    assert "blocked" == word(fold.stacks(busy(), stacks(Motion.BUSY)), LAST + 131)
+    assert "blocked" == word(replace(busy(), stacks=stacks(Motion.BUSY)), LAST + 131)
 
 
 def test_stacks_that_wait_where_idle_engines_wait_say_nothing():
-    assert "suspected_hang" == word(fold.stacks(busy(), stacks(Motion.WAITING)), LAST + 131)
+    assert "suspected_hang" == word(replace(busy(), stacks=stacks(Motion.WAITING)), LAST + 131)
 
 
 SUSPENDED = replace(stacks(Motion.WAITING), suspended="forward (agent.py:120)", frame="")
