@@ -7,7 +7,6 @@ its children are measured by the kernel's own counters over ``SECONDS``, after `
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ from hangwatch.lab.launch import Fleet
 SERVERS = 8
 WARM_UP = 45.0
 SECONDS = 60.0
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def measure(seconds: float = SECONDS, warm_up: float = WARM_UP) -> list[dict[str, Any]]:

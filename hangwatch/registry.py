@@ -15,6 +15,7 @@ import hangwatch.collectors
 import hangwatch.profiles
 import hangwatch.renderers
 import hangwatch.rules
+from hangwatch.errors import ConfigError
 from hangwatch.model.capture import Collector
 from hangwatch.model.dossier import Renderer, Rule
 from hangwatch.model.profile import EngineProfile
@@ -34,6 +35,18 @@ def _built_in(package: Any, constant: str) -> dict[str, Any]:
 def profiles() -> dict[str, EngineProfile]:
     """Return every built-in engine profile by name."""
     return _built_in(hangwatch.profiles, "PROFILE")
+
+
+def profile(name: str) -> EngineProfile:
+    """Return the engine profile *name*.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    known = profiles()
+    if name not in known:
+        raise ConfigError(f"there is no profile {name!r}: choose one of {', '.join(known)}")
+    return known[name]
 
 
 @cache

@@ -21,7 +21,7 @@ from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, place
 from hangwatch.core.redaction import Redactor
 from hangwatch.core.replay import instances, replay
 from hangwatch.core.rescue import Rescued, unpack
-from hangwatch.errors import ConfigError, NotABundleError
+from hangwatch.errors import NotABundleError
 from hangwatch.model.dossier import Diagnosis, Dossier
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile
@@ -67,7 +67,7 @@ def read(
         policy=policy or Policy(),
         now=now,
         zone=zone,
-        profile=_profile(profile or "lmdeploy"),
+        profile=registry.profile(profile or "lmdeploy"),
     )
 
 
@@ -86,14 +86,6 @@ def read_bundle(path: Path) -> Dossier:
     return _bundle(files, "")
 
 
-def _profile(name: str) -> EngineProfile:
-    try:
-        return registry.profiles()[name]
-    except KeyError:
-        known = ", ".join(registry.profiles())
-        raise ConfigError(f"there is no profile {name!r}: choose one of {known}") from None
-
-
 def _bundle(files: EvidenceFiles, profile: str) -> Dossier:
     try:
         result = loose.recorded(files.files)
@@ -107,7 +99,7 @@ def _bundle(files: EvidenceFiles, profile: str) -> Dossier:
         files.files,
         origin=files.origin,
         result=result,
-        profile=_profile(name),
+        profile=registry.profile(name),
         sizes=files.sizes,
         problems=files.problems,
     )

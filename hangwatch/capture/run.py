@@ -18,7 +18,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hangwatch import registry
 from hangwatch.capture import census
@@ -26,7 +26,6 @@ from hangwatch.capture.pool import Pool
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core import awaiting, kinship, motion, planning
 from hangwatch.core.codec import to_plain
-from hangwatch.errors import ConfigError
 from hangwatch.model.capture import (
     CapturedInstance,
     CaptureKind,
@@ -45,16 +44,13 @@ from hangwatch.model.capture import (
     Target,
 )
 from hangwatch.model.dossier import TaskMotion, TaskReading, TaskRecord, ThreadStack
-from hangwatch.model.identity import Role
+from hangwatch.model.identity import NEEDED
 from hangwatch.model.observation import ProcessesSeen, StacksSeen
 from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Clock, Instant
 from hangwatch.model.verdict import Hung
 from hangwatch.model.vitals import ProcessVital
-
-NEEDED: Final = frozenset({Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER})
-"""Roles without which an instance cannot work."""
 
 
 def run(
@@ -82,7 +78,7 @@ def run(
         OutputError: There is nowhere to write.
         ConfigError: The profile does not exist.
     """
-    profile = _profile(request.profile)
+    profile = registry.profile(request.profile)
     rooms = Rooms.create(Path(request.output), request.id)
     try:
         capture = _Capture(request, profile, rooms, clock, progress=progress, stopped=stopped)
@@ -98,7 +94,7 @@ def dry_run(request: CaptureRequest, *, clock: Clock) -> CapturePlan:
     Raises:
         ConfigError: The profile does not exist.
     """
-    profile = _profile(request.profile)
+    profile = registry.profile(request.profile)
     with tempfile.TemporaryDirectory(prefix="hangwatch-") as folder:
         rooms = Rooms.create(Path(folder), request.id)
         capture = _Capture(request, profile, rooms, clock)
@@ -106,13 +102,6 @@ def dry_run(request: CaptureRequest, *, clock: Clock) -> CapturePlan:
             return capture.plan()
         finally:
             capture.pool.close()
-
-
-def _profile(name: str) -> EngineProfile:
-    profiles = registry.profiles()
-    if name not in profiles:
-        raise ConfigError(f"there is no profile {name!r}: choose one of {', '.join(profiles)}")
-    return profiles[name]
 
 
 class _Capture:

@@ -49,16 +49,16 @@ def command(
     Its engine, every related process, its log (through its open files) and its address (of its
     listening socket) are found from --pid.
     """
+    from hangwatch import registry
     from hangwatch.daemon.search import ask_kin
     from hangwatch.daemon.settings import resolve
-    from hangwatch.daemon.wiring import profile_named
     from hangwatch.system import procfs
 
     if now and dry_run:
         raise UsageError("--now captures and --dry-run does not: leave one of them out")
     procfs.identify(pid)
     resolved = resolve(flags, file=config)
-    kin = ask_kin(pid, profile_named(resolved.settings.profile))
+    kin = ask_kin(pid, registry.profile(resolved.settings.profile))
     if kin.problem:
         raise TargetNotFoundError(kin.problem)
     if not as_json:
@@ -215,7 +215,7 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     from hangwatch.core.hindsight import judgement
     from hangwatch.daemon.glance import recent_beats
     from hangwatch.daemon.state import ensure_key
-    from hangwatch.daemon.wiring import check_output, profile_named
+    from hangwatch.daemon.wiring import check_output
     from hangwatch.model.verdict import ALARMS
     from hangwatch.system.clock import SystemClock
 
@@ -225,7 +225,7 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         ensure_key(resolved.settings.state)
     request = _request(resolved, kin)
     progress, done = _progress()
-    profile = profile_named(request.profile)
+    profile = registry.profile(request.profile)
     known = [request]
 
     def rejudge(stage_a: StageA) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable
 
 import click
@@ -17,6 +18,7 @@ def _profiles() -> dict[str, str]:
 def _collectors() -> dict[str, str]:
     return {
         name: f"rung {found.rung}: {found.title}"
+        + (f"; needs {found.needs}" if found.needs else "")
         for name, found in sorted(registry.collectors().items(), key=lambda item: item[1].rung)
     }
 
@@ -59,4 +61,9 @@ def command(kind: str | None, as_json: bool) -> None:
     for name, entries in found.items():
         click.echo(name)
         for entry, title in entries.items():
-            click.echo(f"  {entry:<{width}}  {title}")
+            start = f"  {entry:<{width}}  "
+            click.echo(
+                textwrap.fill(
+                    title, width=100, initial_indent=start, subsequent_indent=" " * len(start)
+                )
+            )

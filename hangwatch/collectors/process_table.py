@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+from hangwatch.core import table
 from hangwatch.core.planning import file_name
 from hangwatch.model.capture import Collector, Room, Scope, Stage, Step, Target
 from hangwatch.system import procfs
@@ -36,19 +37,7 @@ def _before(room: Room) -> dict[int, Mapping[str, Any]]:
 
 
 def _row(target: Target, before: Mapping[str, Any]) -> dict[str, Any]:
-    known = {
-        "pid": target.process.pid,
-        "start_ticks": target.process.start_ticks,
-        "ppid": target.ppid,
-        "role": str(target.role),
-        "rank": target.rank,
-        "gpu": target.gpu,
-        "instance": target.instance,
-        "why": target.why,
-        "title": target.title,
-        "comm": target.comm,
-    }
-    known = {key: value for key, value in known.items() if value not in (None, "")}
+    known = table.who(target, target.why)
     if not procfs.is_same(target.process):
         return {**known, "state": "gone"}
     try:
@@ -77,12 +66,8 @@ def _now(pid: int, before: Mapping[str, Any]) -> dict[str, Any]:
     }
     if row.state == "Z":
         now["exit_signal"] = row.exit_signal or None
-    elapsed = at - before["monotonic"] if "monotonic" in before else 0.0
-    if elapsed > 0 and threads:
-        cpu = row.cpu_seconds - before["cpu_seconds"]
-        now["cpu_pct"] = round(max(0.0, 100 * cpu / elapsed), 1)
-        # A thread that ended takes its switches with it.
-        now["vol_ctxt_per_s"] = round(max(0.0, (switches - before["vol_ctxt"]) / elapsed), 1)
+    if threads:
+        now.update(table.rates(before, now))
     return now
 
 

@@ -88,7 +88,7 @@ class Source:
     """One log.
 
     Attributes:
-        vital: What instances see of it; ``last_beat_at`` is not used here.
+        vital: What instances see of it.
         pid: Process that writes it, if known.
         newest: Who printed the last beat on it.
         other_at: Last beat of anyone but ``newest``.
@@ -279,14 +279,7 @@ def view(state: State, key: InstanceKey, now: Instant | None = None) -> Vitals:
         key: Whose.
         now: The present instant; without it, logs beside its own are always looked at.
     """
-    tracked = state.instances[key]
-    seen = _view(key, tracked, state.sources, now)
-    return replace(
-        seen,
-        sources=tuple(
-            replace(source, last_beat_at=tracked.carried[source.name]) for source in seen.sources
-        ),
-    )
+    return _view(key, state.instances[key], state.sources, now)
 
 
 def _view(

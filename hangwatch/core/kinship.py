@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hangwatch.model.capture import CapturedInstance, Target
-from hangwatch.model.identity import Role
+from hangwatch.model.identity import NEEDED, Role
 from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile
 
@@ -68,8 +68,6 @@ _SUSPICION: Final[Mapping[Role, int]] = {
 
 _STOPPED_INSTANCE: Final = 200
 _TELLING_STATE: Final = 100  # stopped, traced, dead or in D: outweighs every difference of role
-
-_ENGINE_ROLES: Final = frozenset({Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER})
 
 
 @dataclass(slots=True)
@@ -196,7 +194,7 @@ def _add_upstream(search: _Search, copier: ProcessRow, log: str) -> None:
 def _add_parents(search: _Search) -> None:
     for pid in tuple(search.why):
         parent = search.rows.get(search.rows[pid].ppid)
-        while parent is not None and role_of(parent, search.profile) in _ENGINE_ROLES:
+        while parent is not None and role_of(parent, search.profile) in NEEDED:
             search.add(parent.pid, f"parent of {pid}")
             parent = search.rows.get(parent.ppid)
 
@@ -309,7 +307,7 @@ def _instance(
         if ancestor.comm in _RAY_SYSTEM:
             break
         ancestor = search.rows.get(ancestor.ppid)
-    if role in _ENGINE_ROLES:
+    if role in NEEDED:
         for _, child in search.descendants(row.pid):
             if child in by_pid:
                 return by_pid[child]

@@ -40,7 +40,7 @@ from hangwatch.model.dossier import (
     TaskRecord,
     ThreadStack,
 )
-from hangwatch.model.identity import InstanceKey, Role
+from hangwatch.model.identity import NEEDED, InstanceKey, Role
 from hangwatch.model.observation import (
     CountersSeen,
     HealthSeen,
@@ -69,8 +69,8 @@ _ROLE_WORDS: Final = (
     ("ray_system", Role.RAY_SYSTEM),
 )
 
-NEEDED: Final = frozenset((Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER))
-"""Roles without which an instance cannot work."""
+GONE: Final = "X"
+"""The state, in a record, of a process that ended before it could be looked at."""
 
 _GPU_COLUMNS: Final = {
     "index": "index",
@@ -204,8 +204,6 @@ def dossier(
         tasks=awaiting.tasks(parsed.tasks, parsed.task_readings),
         task_readings=tuple(parsed.task_readings),
         processes=tuple(row for sample, row in parsed.processes if sample == last),
-        earlier_processes=tuple(row for sample, row in parsed.processes if sample != last),
-        processes_complete=bool(manifest) and bool(parsed.processes),
         gpus=tuple(parsed.gpus),
         gpu_problem=parsed.gpu_problem,
         health=tuple(parsed.health),
@@ -280,7 +278,7 @@ def _process(raw: Mapping[str, Any], pid: int, where: Place, line: int) -> Proce
     }  # fmt: skip
     title = word(raw.get("title")) or word(raw.get("cmdline")) or word(raw.get("name"))
     state = word(raw.get("state"))
-    state = "X" if state == "gone" else state[:1]
+    state = GONE if state == "gone" else state[:1]
     role = word(raw.get("role"))
     told = ", ".join(
         part for part in (f"pid {pid}", role, f"state {state}" if state else "") if part
@@ -555,7 +553,7 @@ def _vital(row: ProcessRecord, at: Instant) -> ProcessVital:
     return ProcessVital(
         pid=row.pid,
         role=role,
-        state=row.state or "S",
+        state="" if row.state == GONE else row.state or "S",
         since=at,
         at=at,
         tracer_pid=row.tracer_pid,

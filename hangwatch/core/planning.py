@@ -1,6 +1,6 @@
 """Who is asked what, in which order: the capture plan.
 
-Theory of operation. The ladder of DESIGN §6 is ordered by volatility: what the kernel says is
+Theory of operation. The ladder is ordered by volatility: what the kernel says is
 gone first and costs the target nothing, so it is read first, of every process; stacks come after
 it, logs and versions last. Within a rung the most suspicious process comes first, so that a
 capture that is cut short has what matters. Stage A is rungs 1 to 5, taken twice; stage B is the

@@ -30,7 +30,8 @@ MOST_OTHERS: Final = 2
 
 ENGINES: Final = frozenset((Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER))
 
-EVENT_LOOP_ROLES: Final = frozenset((Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER))
+CAUSE_FIRST: Final = (Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER, Role.API_SERVER)
+"""Whose loop is shown first: a server that waits for its engine is a consequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,11 @@ class Call:
 def alarmed(dossier: Dossier) -> tuple[InstanceRecord, ...]:
     """Return the instances whose verdict is an alarm, those that stopped first first."""
     return tuple(record for record in dossier.instances if isinstance(record.verdict, ALARMS))
+
+
+def alarmed_by(dossier: Dossier, cause: str) -> tuple[InstanceRecord, ...]:
+    """Return those of them that alarm for this cause."""
+    return tuple(record for record in alarmed(dossier) if record.verdict.cause == cause)
 
 
 def present(dossier: Dossier) -> tuple[InstanceRecord, ...]:

@@ -121,7 +121,6 @@ def replay(
         epoch=material.epoch,
         policy=policy,
         notes=material.notes,
-        next_change=due(state),
         problems=material.problems,
     )
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from hangwatch.core import table
 from hangwatch.core.kinship import related
 from hangwatch.core.material import HeldLog
-from hangwatch.core.objects import integer, number, word
+from hangwatch.core.objects import integer, word
+from hangwatch.core.planning import file_name
 from hangwatch.model.capture import Target
 from hangwatch.model.identity import ProcessId, Role
 from hangwatch.model.process import ProcessRow
@@ -79,8 +81,8 @@ def unpack(data: bytes, profile: EngineProfile) -> Rescued:
             before = _row(target, word(raw.get("why")), taken, before)
             rows.setdefault(sample, []).append(before)
             _unpack_sample(target, sample, taken, found)
-    for sample, table in rows.items():
-        found.files[_numbered("procs", sample)] = _lines(table)
+    for sample, listed in rows.items():
+        found.files[file_name("procs", ".json", sample)] = _lines(listed)
     if isinstance(document.get("host"), dict):
         found.files["environment/machine.json"] = _dump(document["host"])
     return found
@@ -126,18 +128,7 @@ def _row(
     target: Target, why: str, taken: Mapping[str, Any], before: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a row of ``procs.json``; with rates if there is one from before."""
-    known = {
-        "pid": target.process.pid,
-        "start_ticks": target.process.start_ticks,
-        "ppid": target.ppid,
-        "role": str(target.role),
-        "rank": target.rank,
-        "gpu": target.gpu,
-        "why": why,
-        "title": target.title,
-        "comm": target.comm,
-    }
-    known = {key: value for key, value in known.items() if value not in (None, "")}
+    known = table.who(target, why)
     known.update(
         {key: taken[key] for key in taken if key not in ("kernel", "threads", "tasks", "title")}
     )
@@ -147,21 +138,7 @@ def _row(
     if threads:
         known["thread_states"] = dict(Counter(word(each.get("state")) for each in threads))
         known["vol_ctxt"] = sum(integer(each.get("vol_ctxt")) or 0 for each in threads)
-    elapsed = _grown("monotonic", before, known)
-    if elapsed > 0:
-        if "cpu_seconds" in before:
-            grown = 100 * _grown("cpu_seconds", before, known)
-            known["cpu_pct"] = round(max(0.0, grown / elapsed), 1)
-        if "vol_ctxt" in before and "vol_ctxt" in known:
-            known["vol_ctxt_per_s"] = round(
-                max(0.0, _grown("vol_ctxt", before, known) / elapsed), 1
-            )
-    return known
-
-
-def _grown(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> float:
-    earlier, later = number(before.get(name)), number(now.get(name))
-    return 0.0 if earlier is None or later is None else later - earlier
+    return known | table.rates(before, known)
 
 
 def _unpack_sample(target: Target, sample: int, taken: Mapping[str, Any], found: Rescued) -> None:
@@ -174,7 +151,7 @@ def _unpack_sample(target: Target, sample: int, taken: Mapping[str, Any], found:
             "state": taken.get("state"),
         }
         kernel = {**head, "threads": taken["kernel"]}
-        found.files[f"{folder}/{_numbered('kernel', sample)}"] = _page(kernel)
+        found.files[f"{folder}/{file_name('kernel', '.json', sample)}"] = _page(kernel)
         asleep = [each for each in _objects(taken, "kernel") if word(each.get("stack"))]
         if asleep:
             text = "\n".join(
@@ -185,10 +162,10 @@ def _unpack_sample(target: Target, sample: int, taken: Mapping[str, Any], found:
     if isinstance(taken.get("threads"), list):
         # Whose stacks they are says the folder, whatever stands in them.
         threads = [{**each, "pid": pid} for each in _objects(taken, "threads")]
-        found.files[f"{folder}/{_numbered('threads', sample)}"] = _lines(threads)
+        found.files[f"{folder}/{file_name('threads', '.json', sample)}"] = _lines(threads)
     if isinstance(taken.get("tasks"), dict):
         tasks = {**taken["tasks"], "pid": pid}
-        found.files[f"{folder}/{_numbered('tasks', sample)}"] = _page(tasks)
+        found.files[f"{folder}/{file_name('tasks', '.json', sample)}"] = _page(tasks)
 
 
 def _unpack_logs(
@@ -226,10 +203,6 @@ def _list(raw: Mapping[str, Any], name: str) -> list[Any]:
 
 def _objects(raw: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [each for each in _list(raw, name) if isinstance(each, dict)]
-
-
-def _numbered(name: str, sample: int) -> str:
-    return f"{name}.json" if sample == 1 else f"{name}{sample}.json"
 
 
 def _page(document: Mapping[str, Any]) -> bytes:

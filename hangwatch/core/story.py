@@ -18,6 +18,7 @@ from hangwatch.core import awaiting, motion
 from hangwatch.core.diagnosis import ALARM_WORDS, explanations, remarks, rivals
 from hangwatch.core.loose import role_of
 from hangwatch.core.questions import (
+    CAUSE_FIRST,
     alarmed,
     health_of,
     in_flight,
@@ -451,11 +452,10 @@ def _shape_order(
     key: tuple[str, str, tuple[str, ...]], threads: list[ThreadMotion]
 ) -> tuple[Any, ...]:
     role, state, _ = key
-    roles = (Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER, Role.API_SERVER)
     states = ("frozen", "moving", "seen once", "waiting in its loop")
     return (
         states.index(state),
-        roles.index(Role(role)) if role in roles else len(roles),
+        CAUSE_FIRST.index(Role(role)) if role in CAUSE_FIRST else len(CAUSE_FIRST),
         -len(threads),
     )
 

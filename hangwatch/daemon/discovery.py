@@ -154,7 +154,7 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
 def _above(pid: int, targets: Sequence[Target], rows: Mapping[int, ProcessRow]) -> int:
     """Return the server above *pid*, where no title says who it is: an engine's parent."""
     roles = {target.process.pid: target.role for target in targets}
-    while roles.get(pid) in (Role.ENGINE, Role.ENGINE_WORKER):
+    while roles.get(pid) in _ENGINE:
         parent = rows.get(rows[pid].ppid)
         if parent is None or parent.pid == 1 or parent.comm == "raylet":
             break

@@ -35,7 +35,7 @@ from hangwatch import registry
 from hangwatch.core import endpoints, kinship
 from hangwatch.core.codec import from_plain, to_plain
 from hangwatch.model.capture import CapturedInstance, Target
-from hangwatch.model.identity import InstanceKey, ProcessId, Role
+from hangwatch.model.identity import NEEDED, InstanceKey, ProcessId, Role
 from hangwatch.model.observation import CountersSeen, HealthSeen, Observation, ProcessesSeen
 from hangwatch.model.process import Listener, ProcessRow
 from hangwatch.model.profile import EngineProfile, HealthMeaning
@@ -59,7 +59,6 @@ HOLD: Final = 3.0
 A Ray that is shut down ends its workers first, one after the other, itself last, 1 to 2 s later.
 """
 
-_NEEDED: Final = (Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER)
 _PORT: Final = re.compile(r"--(?:server-)?port[= ](\d+)")
 _DIGITS: Final = re.compile(r"\d+")
 
@@ -216,7 +215,7 @@ class Server:
         if known is not None and known.process == target.process:
             known.role = target.role
             return known
-        needed = target.process.pid == self.pid or target.role in _NEEDED
+        needed = target.process.pid == self.pid or target.role in NEEDED
         return Watched(process=target.process, role=target.role, needed=needed)
 
 

@@ -52,7 +52,6 @@ class Probes:
         self._profile = profile
         self._roster = roster
         self._watched: dict[InstanceKey, int] = {}
-        self._asked = False
         self._keeper = Keeper(
             PROBER,
             "prober",

@@ -45,7 +45,7 @@ from hangwatch.daemon.roster import Roster
 from hangwatch.daemon.search import Search
 from hangwatch.daemon.settings import Resolved
 from hangwatch.daemon.state import StateDirectory, ensure_key
-from hangwatch.errors import ConfigError, OutputError, TargetNotFoundError
+from hangwatch.errors import OutputError, TargetNotFoundError
 from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
 from hangwatch.model.discovery import Kin, RaySession
 from hangwatch.model.identity import InstanceKey
@@ -61,7 +61,6 @@ from hangwatch.model.observation import (
     StartCapture,
     UpdateCapture,
 )
-from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Epoch, Instant
 from hangwatch.model.verdict import ALARMS, Gone, Idle, Paused, StopWindow
 from hangwatch.system.clock import SystemClock
@@ -111,7 +110,7 @@ class Watch:
         self._resolved = resolved
         self._settings = resolved.settings
         self._policy = self._settings.policy()
-        self._profile = profile_named(self._settings.profile)
+        self._profile = registry.profile(self._settings.profile)
         self._pids = tuple(pids)
         self._streams = dict(streams or {})
         self._streams_left = set(self._streams)
@@ -529,18 +528,6 @@ def recall(state: StateDirectory, epoch: Epoch) -> advance.Memory | None:
         return None
     # Instants of another boot mean nothing here.
     return memory if then.boot_id == epoch.boot_id else None
-
-
-def profile_named(name: str) -> EngineProfile:
-    """Return the profile *name*.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    profiles = registry.profiles()
-    if name not in profiles:
-        raise ConfigError(f"there is no profile {name!r}: choose one of {', '.join(profiles)}")
-    return profiles[name]
 
 
 def check_output(folder: Path) -> None:

@@ -106,7 +106,7 @@ class Step:
         scope: What it is about.
         stage: When it runs.
         sample: 1 for the first sample, 2 for the second.
-        rung: Rung of the ladder (DESIGN §6).
+        rung: Rung of the ladder, 1 for what is gone first.
         target: The process, for ``Scope.PROCESS``.
         targets: The processes, for ``Scope.NODE`` steps that are about all of them at once.
         subject: URL, log path or ``""`` for the other scopes.

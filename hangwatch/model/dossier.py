@@ -388,8 +388,7 @@ class Dossier:
         threads: Every thread over both samples.
         tasks: Every asyncio task over both samples.
         task_readings: What was read beside them, every sample.
-        processes: As of the last sample; earlier ones in ``earlier_processes``.
-        processes_complete: Whether the table lists every process there was.
+        processes: As of the last sample.
         gpus: Every row of every sample.
         gpu_problem: What the GPU tool said instead.
         health: Every answer.
@@ -419,8 +418,6 @@ class Dossier:
     tasks: tuple[TaskMotion, ...] = ()
     task_readings: tuple[TaskReading, ...] = ()
     processes: tuple[ProcessRecord, ...] = ()
-    earlier_processes: tuple[ProcessRecord, ...] = ()
-    processes_complete: bool = False
     gpus: tuple[GpuRow, ...] = ()
     gpu_problem: str = ""
     health: tuple[HealthRecord, ...] = ()
@@ -457,7 +454,7 @@ class Finding:
         confidence: How sure.
         citations: The lines it rests on.
         cause: Slug it argues for, or ``""`` for a remark.
-        verdict: Verdict it argues for (a word of DESIGN §5), or ``""``.
+        verdict: Verdict it argues for (its word in JSON), or ``""``.
         culprit: Whom it accuses, or ``None``.
         next_step: What would confirm or refute it.
         pro: For a rival explanation: the fact for it.

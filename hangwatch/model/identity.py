@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,3 +60,7 @@ class Role(StrEnum):
     DRIVER = "driver"
     HELPER = "helper"
     OTHER = "other"
+
+
+NEEDED: Final = frozenset((Role.API_SERVER, Role.ENGINE, Role.ENGINE_WORKER))
+"""Roles without which an instance cannot work."""

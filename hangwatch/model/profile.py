@@ -185,7 +185,6 @@ class EngineProfile:
         families: Full formats, newest first; groups named after fields of ``Heartbeat``
             (``in_tps out_tps running waiting routed api_waiting finished failed kv_cache_pct
             prefix_hit_pct draft_acceptance_pct``); numbers are best effort.
-        stamp_format: ``strptime`` format of the ``stamp`` group; naive, of the engine's zone.
         interval: Seconds between beats while there is work.
         silent_when_idle: Whether an interval without tokens prints nothing.
         parts: Parts that a ``SLEEP`` puts to sleep, each of which must be woken.
@@ -199,7 +198,6 @@ class EngineProfile:
         roles: Process roles, first match wins.
         boring_threads: Threads (by name) that tell nothing of a hang.
         state: Numbers that are read from the memory of its processes.
-        tracker: ``owner/name`` of the upstream repository.
         source: Where in the engine's code each fact was read.
     """
 
@@ -208,7 +206,6 @@ class EngineProfile:
     alive: re.Pattern[bytes]
     needles: tuple[bytes, ...]
     families: tuple[re.Pattern[bytes], ...]
-    stamp_format: str
     interval: float
     silent_when_idle: bool
     parts: tuple[str, ...] = ()
@@ -220,5 +217,4 @@ class EngineProfile:
     roles: tuple[RolePattern, ...] = ()
     boring_threads: tuple[re.Pattern[str], ...] = ()
     state: tuple[StateTable, ...] = ()
-    tracker: str = ""
     source: str = ""

@@ -58,7 +58,6 @@ class ReplayResult:
         epoch: Maps instants to wall time.
         policy: The limits that were used.
         notes: What had to be assumed.
-        next_change: When a continued silence would have changed a verdict, or ``None``.
         problems: What could not be read.
     """
 
@@ -73,7 +72,6 @@ class ReplayResult:
     window: StopWindow | None = None
     stalls: tuple[RecordStall, ...] = ()
     notes: tuple[str, ...] = ()
-    next_change: Instant | None = None
     problems: tuple[str, ...] = field(default=())
 
     @property

@@ -158,7 +158,6 @@ class SourceVital:
 
     Attributes:
         name: The log.
-        last_beat_at: This instance's last beat in it.
         last_line_at: Any instance's last beat or line on it: proof that the path lives.
         grew_at: When its size last grew, or ``None`` if unknown.
         unreadable_since: Since when it cannot be read, or ``None``.
@@ -169,7 +168,6 @@ class SourceVital:
     """
 
     name: str
-    last_beat_at: Instant | None = None
     last_line_at: Instant | None = None
     grew_at: Instant | None = None
     unreadable_since: Instant | None = None

@@ -371,7 +371,6 @@ PROFILE: Final = EngineProfile(
         # a format to come, as far as it keeps today's words
         re.compile(_THR + _ENGINE + _EXTRAS),
     ),
-    stamp_format="%Y-%m-%d %H:%M:%S",
     interval=10.0,
     silent_when_idle=True,
     parts=("weights", "kv_cache"),
@@ -564,7 +563,6 @@ PROFILE: Final = EngineProfile(
         re.compile(r"^ray_(?:import|listen|print)|^raylet_client|_RayGrpc|^grpc_"),
     ),
     state=(*_ENGINE_STATE, *_SERVER_STATE),
-    tracker="InternLM/lmdeploy",
     source=(
         "lmdeploy/metrics/loggers.py, LoggingStatLogger.log; "
         "serve/openai/api_server.py, lifespan_handler"

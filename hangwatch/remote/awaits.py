@@ -167,7 +167,7 @@ class Explainer:
             count = 0
             if waiters and not self.objects.is_none(waiters):
                 count = self.objects.length(waiters)
-            parts.append(_plural(count, "waiter"))
+            parts.append(count_of(count, "waiter"))
         name = f"{lineage[0]}.{view.code.name}"
         return Awaits(kind=kind, detail=f"{name}: {' '.join(parts)}", object=this)
 
@@ -183,7 +183,7 @@ class Explainer:
         limit = self._count(attributes, "_maxsize")
         parts = [f"{size} items" if limit in ("0", "?") else f"{size} of {limit} items"]
         parts += [
-            _plural(self.objects.length(attributes[name]), name[1:-1])
+            count_of(self.objects.length(attributes[name]), name[1:-1])
             for name in ("_getters", "_putters")
             if name in attributes
         ]
@@ -213,7 +213,7 @@ class Explainer:
         if "return_when" in found:
             text = self.objects.text(found["return_when"], 32)
             when = text if text in RETURN_WHEN else ""
-        detail = f"wait: {_plural(len(pending), 'future')} pending"
+        detail = f"wait: {count_of(len(pending), 'future')} pending"
         if when and when != "ALL_COMPLETED":
             detail += f", {when}"
         return Awaits(
@@ -243,7 +243,7 @@ class Explainer:
         if not tasks:
             return None
         members = self._pending(self.objects.members(tasks, MAX_CHILDREN))
-        detail = f"TaskGroup: {_plural(len(members), 'task')} pending"
+        detail = f"TaskGroup: {count_of(len(members), 'task')} pending"
         return Awaits(kind="task_group", detail=detail, object=this, tasks=members)
 
     def _stream(self, view: FrameView) -> Awaits | None:
@@ -454,5 +454,6 @@ def _by_end(end: End) -> Awaits:
     return Awaits(kind="unknown", detail="its chain could not be followed to its end")
 
 
-def _plural(count: int, noun: str) -> str:
+def count_of(count: int, noun: str) -> str:
+    """Return ``1 waiter``, ``2 waiters``: a number and its noun."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

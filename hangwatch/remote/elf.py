@@ -25,7 +25,6 @@ PT_DYNAMIC: Final = 2
 DT_STRTAB: Final = 5
 DT_SYMTAB: Final = 6
 DT_GNU_HASH: Final = 0x6FFFFEF5
-ET_DYN: Final = 3
 SHT_SYMTAB: Final = 2
 SHT_DYNSYM: Final = 11
 
@@ -59,7 +58,6 @@ class Image:
         header = memory.read(base, 64)
         if header[:5] != b"\x7fELF\x02":
             raise UnreadableError("not a 64-bit ELF image")
-        self.relocatable = struct.unpack_from("<H", header, 16)[0] == ET_DYN
         (table,) = struct.unpack_from("<Q", header, 32)
         size, count = struct.unpack_from("<HH", header, 54)
         if count > MAX_PROGRAM_HEADERS or size < 56:

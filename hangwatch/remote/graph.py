@@ -111,20 +111,26 @@ def _shortest_cycle(part: Sequence[int], graph: Mapping[int, Sequence[int]]) -> 
     return tuple(sorted(inside))
 
 
-def _roots(edges: Iterable[Edge]) -> tuple[int, ...]:
+def _roots(edges: Sequence[Edge]) -> tuple[int, ...]:
     """Return the awaited tasks that wait for none, those with the most behind them first."""
     waiting = {edge.waiter for edge in edges}
-    behind: dict[int, set[int]] = {}
+    counted = behind(edges, {edge.awaited for edge in edges} - waiting)
+    return tuple(sorted(counted, key=lambda root: (-counted[root], root)))
+
+
+def behind(edges: Iterable[Edge], roots: Iterable[int]) -> dict[int, int]:
+    """Return how many tasks wait, directly or not, for each root."""
+    waiters: dict[int, set[int]] = {}
     for edge in edges:
-        behind.setdefault(edge.awaited, set()).add(edge.waiter)
-    counted = []
-    for root in behind.keys() - waiting:
+        waiters.setdefault(edge.awaited, set()).add(edge.waiter)
+    counted: dict[int, int] = {}
+    for root in roots:
         seen = {root}
         todo = [root]
         while todo:
-            for waiter in behind.get(todo.pop(), ()):
+            for waiter in waiters.get(todo.pop(), ()):
                 if waiter not in seen:
                     seen.add(waiter)
                     todo.append(waiter)
-        counted.append((-len(seen), root))
-    return tuple(root for _, root in sorted(counted))
+        counted[root] = len(seen) - 1
+    return counted

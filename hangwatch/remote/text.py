@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from hangwatch.remote.awaits import count_of
+from hangwatch.remote.graph import behind
 from hangwatch.remote.grouping import Group, Motion, groups
 from hangwatch.remote.results import (
     Frame,
@@ -42,7 +44,7 @@ def summary(snapshot: Snapshot) -> Iterator[str]:
     """Yield what was read, the deadlocks, and what everybody waits for."""
     yield (
         f"Python {plain(snapshot.python)}, process {snapshot.pid}: "
-        f"{_count(len(snapshot.tasks), 'task')} on {_count(len(snapshot.loops), 'loop')}, "
+        f"{count_of(len(snapshot.tasks), 'task')} on {count_of(len(snapshot.loops), 'loop')}, "
         f"read in {snapshot.elapsed:.3f} s without stopping it"
     )
     tasks = {task.id: task for task in snapshot.tasks}
@@ -50,16 +52,16 @@ def summary(snapshot: Snapshot) -> Iterator[str]:
         yield f"DEADLOCK: {' -> '.join(_name(tasks, id_) for id_ in (*cycle, cycle[0]))}"
         for id_ in cycle:
             yield f"  {_name(tasks, id_)} waits: {_awaits(tasks[id_], tasks)}"
-    behind = _behind(snapshot)
+    waiting = behind(snapshot.waits.edges, snapshot.waits.roots[:NAMES_SHOWN])
     for root in snapshot.waits.roots[:NAMES_SHOWN]:
-        if behind.get(root, 0) > 1:
+        if waiting[root] > 1:
             yield (
-                f"ROOT: {_count(behind[root], 'task')} wait behind {_name(tasks, root)}, "
+                f"ROOT: {count_of(waiting[root], 'task')} wait behind {_name(tasks, root)}, "
                 f"which waits for no task: {_awaits(tasks[root], tasks)}"
             )
     torn = sum(1 for task in snapshot.tasks if task.torn)
     if torn:
-        yield f"{_count(torn, 'task')} moved while being read: this process is alive"
+        yield f"{count_of(torn, 'task')} moved while being read: this process is alive"
 
 
 def grouped(snapshot: Snapshot, threads: Sequence[Thread] = ()) -> Iterator[str]:
@@ -167,7 +169,7 @@ def difference(snapshot: Snapshot, motion: Motion) -> Iterator[str]:
     )
     for loop in snapshot.loops:
         count = motion.loops.get(loop.id)
-        ticks = "unknown" if count is None else f"{_count(count, 'wake-up')} of its thread"
+        ticks = "unknown" if count is None else f"{count_of(count, 'wake-up')} of its thread"
         yield f"  loop {loop.id:#x}: {ticks}"
     for label, ids in (("moved", motion.moved), ("new", motion.new)):
         for id_ in ids[:10]:
@@ -267,10 +269,6 @@ def _wrapped(name: str, parts: Sequence[str]) -> Iterator[str]:
     yield line
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _name(tasks: Mapping[int, Task], id_: int) -> str:
     return f"'{plain(tasks[id_].name)}'" if id_ in tasks else f"task {id_:#x}"
 
@@ -303,7 +301,7 @@ def _loop(loop: Loop, names: Mapping[int, str]) -> str:
         where += f" '{plain(name)}'"
     state = ""
     if loop.ready is not None and loop.scheduled is not None:
-        state = f", {loop.ready} ready, {_count(loop.scheduled, 'timer')}"
+        state = f", {loop.ready} ready, {count_of(loop.scheduled, 'timer')}"
     closed = ", closed" if loop.closed else ""
     return f"loop {plain(loop.type)} {loop.id:#x} {where}{state}{closed}"
 
@@ -358,21 +356,3 @@ def _branch(
         place = f"  {_frame(task.chain[-1])}" if task.chain else ""
         yield f"{indent}+- {_name(tasks, id_)}{place}  = {plain(task.awaits.detail)}"
         todo += [(child, depth + 1) for child in reversed(below.get(id_, ()))]
-
-
-def _behind(snapshot: Snapshot) -> dict[int, int]:
-    """Return how many tasks wait, directly or not, for each root."""
-    waiters: dict[int, list[int]] = {}
-    for edge in snapshot.waits.edges:
-        waiters.setdefault(edge.awaited, []).append(edge.waiter)
-    found: dict[int, int] = {}
-    for root in snapshot.waits.roots[:NAMES_SHOWN]:
-        seen = {root}
-        todo = [root]
-        while todo:
-            for waiter in waiters.get(todo.pop(), ()):
-                if waiter not in seen:
-                    seen.add(waiter)
-                    todo.append(waiter)
-        found[root] = len(seen) - 1
-    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from hangwatch.core.questions import alarmed, processes_of
+from hangwatch.core.loose import GONE
+from hangwatch.core.questions import alarmed_by, processes_of
 from hangwatch.model.dossier import Culprit, Dossier, Finding, InstanceRecord, Rule
 from hangwatch.model.verdict import Dead
 
@@ -18,13 +19,13 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     """Return the processes whose end made an instance dead."""
     return tuple(
         _finding(dossier, record)
-        for record in alarmed(dossier)
-        if isinstance(record.verdict, Dead) and record.verdict.cause == NAME
+        for record in alarmed_by(dossier, NAME)
+        if isinstance(record.verdict, Dead)
     )
 
 
 def _finding(dossier: Dossier, record: InstanceRecord) -> Finding:
-    rows = [row for row in processes_of(dossier, record) if row.state in ("Z", "X")]
+    rows = [row for row in processes_of(dossier, record) if row.state in ("Z", GONE)]
     told = " ".join(record.verdict.because)
     pid = rows[0].pid if rows else int(match[1]) if (match := _PID.search(told)) else None
     oom = [line for line in dossier.kernel_log if _OOM.search(line.text) and str(pid) in line.text]
@@ -33,7 +34,7 @@ def _finding(dossier: Dossier, record: InstanceRecord) -> Finding:
     if row is not None and row.role:
         who += f" ({row.role}{'' if row.rank is None else f', rank {row.rank}'})"
     signal = row.extra.get("exit_signal") if row is not None else None
-    how = "is a zombie" if row is not None else "is gone"
+    how = "is a zombie" if row is not None and row.state == "Z" else "is gone"
     by = (
         ", killed by the kernel for want of memory (OOM)"
         if oom

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hangwatch.core.questions import alarmed, beat_citation, health_of
+from hangwatch.core.questions import alarmed_by, beat_citation, health_of
 from hangwatch.model.dossier import Dossier, Finding, InstanceRecord, Rule
 from hangwatch.model.verdict import Dead
 
@@ -17,8 +17,8 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     """Return the instances whose engine ended by an error of its own."""
     return tuple(
         _finding(dossier, record)
-        for record in alarmed(dossier)
-        if isinstance(record.verdict, Dead) and record.verdict.cause == NAME
+        for record in alarmed_by(dossier, NAME)
+        if isinstance(record.verdict, Dead)
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hangwatch.core import motion
 from hangwatch.core.loose import role_of
-from hangwatch.core.questions import Call, alarmed, calls, health_of, listed
+from hangwatch.core.questions import CAUSE_FIRST, Call, alarmed, calls, health_of, listed
 from hangwatch.model.dossier import Culprit, Dossier, Finding, Rule
 from hangwatch.model.identity import Role
 from hangwatch.model.profile import HealthMeaning
@@ -14,9 +14,6 @@ from hangwatch.model.verdict import Confidence
 
 NAME = "event-loop-blocked"
 BY_CPU = "event-loop-blocked-by-cpu"
-
-# The engine first: a server whose loop waits for the engine is a consequence.
-ORDER = (Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER, Role.API_SERVER)
 
 
 def examine(dossier: Dossier) -> tuple[Finding, ...]:
@@ -38,7 +35,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
 
 def _by_role(call: Call) -> int:
     role = role_of(call.process.role) if call.process is not None else Role.OTHER
-    return ORDER.index(role) if role in ORDER else len(ORDER)
+    return CAUSE_FIRST.index(role) if role in CAUSE_FIRST else len(CAUSE_FIRST)
 
 
 def _who(group: Sequence[Call], stopped: int) -> str:

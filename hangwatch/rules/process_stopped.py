@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangwatch.core.questions import alarmed, listed, processes_of
+from hangwatch.core.questions import alarmed_by, listed, processes_of
 from hangwatch.model.dossier import Citation, Culprit, Dossier, Finding, Rule
 from hangwatch.model.verdict import Confidence
 
@@ -14,8 +14,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     """Return the processes in state T that stopped engines need."""
     rows = {
         row.pid: row
-        for record in alarmed(dossier)
-        if record.verdict.cause == CAUSE
+        for record in alarmed_by(dossier, CAUSE)
         for row in processes_of(dossier, record)
         if row.state in ("T", "t")
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hangwatch.core.questions import alarmed, processes_of
+from hangwatch.core.questions import alarmed_by, processes_of
 from hangwatch.model.dossier import Citation, Culprit, Dossier, Finding, ProcessRecord, Rule
 from hangwatch.model.verdict import Confidence
 
@@ -18,8 +18,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     """Return the processes in D state that stopped engines need."""
     return tuple(
         _finding(dossier, row)
-        for record in alarmed(dossier)
-        if record.verdict.cause == CAUSE
+        for record in alarmed_by(dossier, CAUSE)
         for row in processes_of(dossier, record)
         if row.state == "D"
     )

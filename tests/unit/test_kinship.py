@@ -15,7 +15,6 @@ PROFILE = EngineProfile(
     alive=re.compile(b"alive"),
     needles=(b"alive",),
     families=(),
-    stamp_format="",
     interval=10.0,
     silent_when_idle=True,
     roles=(

@@ -76,7 +76,6 @@ def test_the_last_sample_is_the_one_that_counts():
     )
 
     assert ["S"] == [row.state for row in found.processes]
-    assert ["R"] == [row.state for row in found.earlier_processes]
 
 
 def test_a_gpu_table_is_read_with_its_units():

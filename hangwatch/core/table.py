@@ -1,0 +1,55 @@
+"""Rows of ``procs.json``: who a process is, and what it did since the sample before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hangwatch.core.objects import number
+from hangwatch.model.capture import Target
+
+
+def who(target: Target, why: str) -> dict[str, Any]:
+    """Return what is known of a process before it is looked at; what is not is left out.
+
+    Args:
+        target: It.
+        why: What ties it to the hang.
+    """
+    known = {
+        "pid": target.process.pid,
+        "start_ticks": target.process.start_ticks,
+        "ppid": target.ppid,
+        "role": str(target.role),
+        "rank": target.rank,
+        "gpu": target.gpu,
+        "instance": target.instance,
+        "why": why,
+        "title": target.title,
+        "comm": target.comm,
+    }
+    return {key: value for key, value in known.items() if value not in (None, "")}
+
+
+def rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, float]:
+    """Return ``cpu_pct`` and ``vol_ctxt_per_s`` between two rows of one process, where both say.
+
+    A thread that ended takes its context switches with it, so that a sum may shrink: that is 0.
+    """
+    elapsed = _grown("monotonic", before, now)
+    if elapsed is None or elapsed <= 0:
+        return {}
+    grown = {
+        "cpu_pct": (100, _grown("cpu_seconds", before, now)),
+        "vol_ctxt_per_s": (1, _grown("vol_ctxt", before, now)),
+    }
+    return {
+        name: round(max(0.0, factor * much / elapsed), 1)
+        for name, (factor, much) in grown.items()
+        if much is not None
+    }
+
+
+def _grown(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
+    earlier, later = number(before.get(name)), number(now.get(name))
+    return None if earlier is None or later is None else later - earlier
