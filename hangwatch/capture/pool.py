@@ -113,6 +113,7 @@ class Pool:
         tell: Callable[[Step, Evidence], None] = lambda _step, _evidence: None,
         stopped: Callable[[], bool] = lambda: False,
         last: Callable[[Step], bool] = lambda _step: False,
+        held: Callable[[Step], bool] = lambda _step: False,
     ) -> None:
         """Start no worker yet.
 
@@ -123,6 +124,7 @@ class Pool:
             tell: Called with each step that ended.
             stopped: Whether we are asked to end early; asked several times a second.
             last: Steps that yield to all others; asked again each time one is chosen.
+            held: Steps that wait for what another one will say; asked again likewise.
         """
         self._rooms = rooms
         self._clock = clock
@@ -130,6 +132,7 @@ class Pool:
         self._tell = tell
         self._stopped = stopped
         self._last = last
+        self._held = held
         self._stopping = False
         self._width = width()
         self._workers: list[_Worker] = []
@@ -217,6 +220,7 @@ class Pool:
             if waiting.step.waits == waits
             and waiting.not_before <= now
             and waiting.step.collector not in unanswered
+            and not self._held(waiting.step)
         ]
         first = next((waiting for waiting in mine if not self._last(waiting.step)), None)
         return first if first is not None or not mine else mine[0]
@@ -357,7 +361,9 @@ class Pool:
 
     def _kill(self, child: Child) -> None:
         # Tools run in sessions of their own; the kernel kills them when their parent dies, but
-        # not what they started.
+        # not what they started. The worker is stopped first: it must reap none of them while we
+        # signal their numbers.
+        child.halt()
         for pid in procfs.children(child.pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)

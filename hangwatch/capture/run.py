@@ -127,6 +127,7 @@ class _Capture:
         self._evidence: dict[str, Evidence] = {}
         self._first_evidence_at: Instant | None = None
         self._in_d_state: set[int] = set()
+        self._planned: frozenset[str] = frozenset()
         self._second_at = Instant(0.0)
         self.pool = Pool(
             rooms,
@@ -135,12 +136,14 @@ class _Capture:
             tell=self._ended,
             stopped=self._stopped,
             last=self._yields,
+            held=self._is_held,
         )
 
     def run(self, rejudge: Callable[[StageA], str]) -> CaptureOutcome:
         try:
             plan = self.plan()
             self._total = len(plan.steps)
+            self._planned = frozenset(step.id for step in plan.steps)
             first, second, rest = _split(plan)
             self._second_at = Instant(self._clock.now() + plan.sample_gap)
             self.pool.submit(first, phase=self._onset)
@@ -222,6 +225,13 @@ class _Capture:
         """Say whether a step reads the memory of a process in D state: these come last."""
         target = step.target
         return step.rung >= 4 and target is not None and target.process.pid in self._in_d_state
+
+    def _is_held(self, step: Step) -> bool:
+        """Say whether a step would read memory before the states of the threads are known."""
+        if step.rung < 4 or step.target is None:
+            return False
+        look = f"kernel/{step.target.process}/{step.sample}"
+        return look in self._planned and look not in self._evidence
 
     def _ended(self, step: Step, evidence: Evidence) -> None:
         if step.id == census.STEP.id:

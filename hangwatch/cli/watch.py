@@ -37,8 +37,6 @@ def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: 
     from hangwatch.daemon.wiring import Watch
     from hangwatch.system.logs import LineWriter, configure
 
-    # Before anything can go wrong here: a server that writes into us must go on.
-    streams = copier.start() if "-" in logs else {}
     resolved = resolve({"log": logs, **flags}, file=config)
     patterns = resolved.settings.log
     if any(not pattern for pattern in patterns):
@@ -47,8 +45,7 @@ def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: 
         raise UsageError(
             "--json and --log - both want standard output: follow a file, or leave out --json"
         )
-    if "-" in patterns and not streams:
-        streams = copier.start()
+    streams = copier.start() if "-" in patterns else {}
     writer = configure(form=resolved.settings.log_format)
     output = LineWriter(1, confess=missing) if as_json else LineWriter(1)
 

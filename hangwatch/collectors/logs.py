@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 from typing import BinaryIO, Final
 
 from hangwatch.model.capture import (
@@ -24,7 +23,7 @@ from hangwatch.model.capture import (
     Stage,
     Step,
 )
-from hangwatch.system import procfs
+from hangwatch.system import paths, procfs
 
 TAIL: Final = 256 << 10
 """Bytes: hours of heartbeats, or the last minutes of a server that logs each request."""
@@ -59,7 +58,7 @@ def _open(step: Step) -> BinaryIO:
     error: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     for candidate in candidates:
         try:
-            return _regular(candidate)
+            return os.fdopen(paths.open_regular(candidate), "rb")
         except OSError as caught:
             error = caught
     if isinstance(error, PermissionError):
@@ -67,14 +66,6 @@ def _open(step: Step) -> BinaryIO:
     raise CollectorError(
         FailureKind.NOT_AVAILABLE, f"{path} cannot be read: {(error.strerror or '').lower()}"
     )
-
-
-def _regular(path: str) -> BinaryIO:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file", path)
-    return os.fdopen(fd, "rb")
 
 
 COLLECTOR: Final = Collector(

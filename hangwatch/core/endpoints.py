@@ -69,7 +69,7 @@ def health_of_words(
     """
     if http is None and (error or not (status or message)):
         error = error or "no answer"
-        return Health(at=at, outcome=_outcome(error), message=_cut(error), elapsed=elapsed)
+        return Health(at=at, outcome=outcome_of_error(error), message=_cut(error), elapsed=elapsed)
     if http is not None and http not in (503, 500) and not 200 <= http < 300:
         words = f"HTTP {http}" + (f": {message}" if message else "")
         return Health(
@@ -88,7 +88,7 @@ def health_of_words(
 
 def health_of_error(error: str, *, at: Instant, elapsed: float = 0.0) -> Health:
     """Return what it means that there was no answer."""
-    return Health(at=at, outcome=_outcome(error), message=_cut(error), elapsed=elapsed)
+    return Health(at=at, outcome=outcome_of_error(error), message=_cut(error), elapsed=elapsed)
 
 
 def says_sleeping(body: bytes) -> bool:
@@ -164,7 +164,8 @@ def _meaning(
     return HealthMeaning.HEALTHY if well and not status else HealthMeaning.UNHEALTHY
 
 
-def _outcome(error: str) -> Outcome:
+def outcome_of_error(error: str) -> Outcome:
+    """Return what became of a request that ended with this error."""
     if _TIMED_OUT.search(error):
         return Outcome.TIMED_OUT
     return Outcome.REFUSED if _REFUSED.search(error) else Outcome.FAILED

@@ -10,6 +10,10 @@ reader is gone, the disk is full), the input is read on all the same.
 
 The daemon, which the shell started and a user may kill, keeps the input open and starts the copier
 again if something kills it; what that one had read and not written is lost then, 64 KiB at most.
+Where no copier can be had at all, the daemon copies, in a thread: that ends with it, which is still
+better than a server that waits from the first full pipe on.
+
+The copier is run as a file, with the standard library alone: nothing that it needs can be missing.
 """
 
 from __future__ import annotations
@@ -21,7 +25,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
+from itertools import pairwise
 from typing import Final
 
 BLOCK: Final = 64 << 10
@@ -29,48 +37,67 @@ PIPE_SIZE: Final = 1 << 20
 """Bytes that wait for the follower; an unprivileged process may have as many in one pipe."""
 
 RESTART_PAUSE: Final = 0.1
+FUTILE: Final = 5
+"""Copiers in a row that end within a second of their start before none is tried any more."""
+
 IGNORED: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGPIPE", "SIGUSR1", "SIGUSR2")
 
 
+def wanted(arguments: Sequence[str]) -> bool:
+    """Say whether a command line asks for ``watch --log -``, however wrong the rest of it is."""
+    named = (after for before, after in pairwise(arguments) if before == "--log")
+    return "watch" in arguments and ("--log=-" in arguments or "-" in named)
+
+
+@cache
 def start() -> dict[str, str]:
     """Start to pass standard input through; return what ``FollowRequest.streams`` takes.
 
-    To be called once, early, by the process that the shell gave its standard input and output.
+    To be called early, by the process that the shell gave its standard input and output; a second
+    call returns what the first one did.
     That process must leave descriptors 0 and 1 alone afterwards: it may write nothing to standard
     output, the stream is there. It may end at any time; the copier does not. When the input ends,
     the source ``-`` retires; with nothing else to follow there is nothing left to wait for.
 
     Raises:
-        OSError: No pipe or no process can be had.
+        OSError: No pipe can be had.
     """
     read_fd, write_fd = os.pipe()
     with suppress(OSError):
         fcntl.fcntl(write_fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-    process = _spawn(write_fd)
-
-    pause = threading.Event()
-
-    def keep() -> None:
-        nonlocal process
-        while process.wait() != 0:
-            pause.wait(RESTART_PAUSE)
-            with suppress(OSError):
-                process = _spawn(write_fd)
-        os.close(write_fd)  # the follower sees the end when the last writer is gone
-
-    threading.Thread(target=keep, name="hangwatch-copier", daemon=True).start()
+    threading.Thread(target=_keep, args=(write_fd,), name="hangwatch-copier", daemon=True).start()
     return {"-": f"/proc/{os.getpid()}/fd/{read_fd}"}
 
 
-def _spawn(write_fd: int) -> subprocess.Popen[bytes]:
+def _keep(write_fd: int) -> None:
+    """Have the input copied until it ends."""
+    futile = 0
+    while futile < FUTILE:
+        started_at = time.monotonic()
+        with suppress(OSError):
+            if _run(write_fd) == 0:
+                break
+        futile = futile + 1 if time.monotonic() - started_at < 1.0 else 0
+        time.sleep(RESTART_PAUSE)
+    else:
+        copy(0, 1, Copy(write_fd))
+    os.close(write_fd)  # the follower sees the end when the last writer is gone
+
+
+def _run(write_fd: int) -> int:
+    """Run a copier; return its exit code: 0 when the input ended.
+
+    Raises:
+        OSError: It cannot be started.
+    """
     return subprocess.Popen(
-        [sys.executable, "-I", "-m", "hangwatch.daemon.copier", str(write_fd)],
+        [sys.executable, "-I", __file__, str(write_fd)],
         stdin=0,
         stdout=1,
         stderr=subprocess.DEVNULL,
         pass_fds=(write_fd,),
         start_new_session=True,
-    )
+    ).wait()
 
 
 class Copy:

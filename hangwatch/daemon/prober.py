@@ -48,6 +48,13 @@ from hangwatch.system.spawn import message_kind, serve
 TIMEOUT: Final = 15.0
 """Seconds; LMDeploy probes its engine for up to 10 s before an unhealthy answer."""
 
+MAX_PAUSE: Final = 300.0
+"""Seconds between requests to a server that answers none.
+
+Each lies in the queue of its socket until the server takes it; were it asked every ten seconds, a
+queue of 2,048 (uvicorn's) would be full of ours within hours, and real clients turned away.
+"""
+
 MAX_CANDIDATES: Final = 4
 
 SEARCH_EVERY: Final = 30.0
@@ -140,6 +147,7 @@ class Server:
         told: What the daemon was told last.
         asking: Purposes for which a request is on its way.
         ask_at: When each purpose may be asked next.
+        pauses: Seconds that the last request without an answer was followed by, by purpose.
     """
 
     pid: int
@@ -152,6 +160,17 @@ class Server:
     told: tuple[str, tuple[int, ...]] = ("", ())
     asking: set[str] = field(default_factory=set)
     ask_at: dict[str, float] = field(default_factory=dict)
+    pauses: dict[str, float] = field(default_factory=dict)
+
+    def came(self, purpose: str, *, timed_out: bool, period: float, now: float) -> None:
+        """Note that a question has ended; one that nobody answers is asked more and more seldom."""
+        self.asking.discard(purpose)
+        if timed_out:
+            pause = min(MAX_PAUSE, 2 * self.pauses.get(purpose, period / 2))
+            self.pauses[purpose] = pause
+            self.ask_at[purpose] = now + pause
+        else:
+            self.pauses.pop(purpose, None)
 
     def learn(self, targets: tuple[Target, ...]) -> None:
         """Take in what a search found."""
@@ -429,18 +448,23 @@ class Prober:
         """Ask in a thread of its own until an address answers as a health endpoint does."""
         health: Health | None = None
         answered: Address | None = None
+        mute = False
         for address in addresses:
             answer = _health(address, profile)
+            mute = mute or answer.outcome is Outcome.TIMED_OUT
             if answer.outcome is Outcome.ANSWERED:
                 health, answered = answer, address
                 break
             # What a socket says that may not be the server's HTTP port says nothing.
             if len(addresses) == 1:
                 health = answer
-        self._later(lambda: self._health_came(server, health, answered))
+        mute = mute and answered is None
+        self._later(lambda: self._health_came(server, health, answered, mute=mute))
 
-    def _health_came(self, server: Server, health: Health | None, answered: Address | None) -> None:
-        server.asking.discard("health")
+    def _health_came(
+        self, server: Server, health: Health | None, answered: Address | None, *, mute: bool
+    ) -> None:
+        server.came("health", timed_out=mute, period=self._period, now=time.monotonic())
         if self._servers.get(server.pid) is not server:
             return
         if answered is not None and server.address is None:
@@ -470,10 +494,11 @@ class Prober:
                 profile,
                 at=Instant(time.monotonic()),
             )
-        self._later(lambda: self._metrics_came(server, found))
+        mute = endpoints.outcome_of_error(response.error) is Outcome.TIMED_OUT
+        self._later(lambda: self._metrics_came(server, found, mute=mute))
 
-    def _metrics_came(self, server: Server, found: Mapping[str, Counters]) -> None:
-        server.asking.discard("metrics")
+    def _metrics_came(self, server: Server, found: Mapping[str, Counters], *, mute: bool) -> None:
+        server.came("metrics", timed_out=mute, period=self._period, now=time.monotonic())
         if self._servers.get(server.pid) is server:
             self._send(
                 CountersSeen(instance=key, counters=counters)

@@ -19,6 +19,7 @@ from typing import Final
 
 from hangwatch.remote.errors import UnreadableError
 from hangwatch.remote.memory import Memory
+from hangwatch.remote.procfs import open_regular
 
 PT_LOAD: Final = 1
 PT_DYNAMIC: Final = 2
@@ -151,7 +152,7 @@ def file_symbol(path: Path, name: str) -> Symbol | None:
         UnreadableError: It is not an ELF file.
     """
     wanted = name.encode() + b"\0"
-    with path.open("rb") as file:
+    with open_regular(str(path)) as file:
         sections = list(_sections(file.read(64), path))
         for section in sections:
             if section.kind not in (SHT_SYMTAB, SHT_DYNSYM) or section.size > MAX_SYMBOLS_FILE:
@@ -172,18 +173,6 @@ def file_symbol(path: Path, name: str) -> Symbol | None:
     return None
 
 
-def file_section(path: Path, name: str) -> Section | None:
-    """Return a section of a file, or ``None``.
-
-    Raises:
-        OSError: The file cannot be read.
-        UnreadableError: It is not an ELF file.
-    """
-    with path.open("rb") as file:
-        header = file.read(64)
-    return next((s for s in _sections(header, path) if s.name == name), None)
-
-
 def _sections(header: bytes, path: Path) -> Iterator[Section]:
     if header[:5] != b"\x7fELF\x02" or len(header) < 64:
         raise UnreadableError(f"{path} is not a 64-bit ELF file")
@@ -191,7 +180,7 @@ def _sections(header: bytes, path: Path) -> Iterator[Section]:
     size, count, names = struct.unpack_from("<HHH", header, 58)
     if not table or count > MAX_SECTIONS or size != _SECTION.size or names >= count:
         raise UnreadableError(f"{path} has no section table")
-    with path.open("rb") as file:
+    with open_regular(str(path)) as file:
         file.seek(table)
         raw = file.read(size * count)
         if len(raw) < size * count:

@@ -6,11 +6,13 @@ as the target holds its memory map, so a watchdog reads in a child that it may a
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from hangwatch.remote.errors import NotPermittedError, ProcessGoneError
 
@@ -29,6 +31,21 @@ class Mapping:
     permissions: str
     offset: int
     path: str
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a regular file to read it; a named pipe or a device is never opened.
+
+    Raises:
+        OSError: It is not there, not a regular file, or may not be read.
+    """
+    looked_at = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(looked_at).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        return Path(f"/proc/self/fd/{looked_at}").open("rb")
+    finally:
+        os.close(looked_at)
 
 
 def mappings(pid: int) -> tuple[Mapping, ...]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from hangwatch.remote.procfs import open_regular
 
 TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD: Final = 0x00200000
@@ -192,11 +193,8 @@ def tail(pid: int, fd: int, limit: int) -> tuple[os.stat_result, bytes]:
     Raises:
         OSError: It cannot be read, or is no regular file.
     """
-    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    with os.fdopen(opened, "rb") as file:
-        facts = os.fstat(opened)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError("it is no regular file")
+    with open_regular(f"/proc/{pid}/fd/{fd}") as file:
+        facts = os.fstat(file.fileno())
         file.seek(max(0, facts.st_size - limit))
         data = file.read(limit)
     if facts.st_size > limit:

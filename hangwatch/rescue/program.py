@@ -80,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit code: 0 for a document, 1 for none, 2 for a wrong command line."""
     options = _options().parse_args(arguments)
     began, started = time.monotonic(), _local(time.time())
+    # Our children are ours to reap: the number of one that ended could soon be anybody's.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Whatever happens, we are gone soon after our time.
     signal.alarm(int(options.seconds) + 15)
     _go_first()

@@ -29,6 +29,26 @@ from typing import Final
 MAX_LINKS: Final = 40
 """Links on one way; the kernel's own limit."""
 
+
+def open_regular(path: str) -> int:
+    """Return a descriptor to read a regular file by; nothing else is ever opened.
+
+    To open a named pipe lets a process that waits to write into it go on, and kills it when we
+    close the pipe again; to open a device can do anything. So it is looked at first, in a way that
+    opens nothing, and the very thing that was looked at is opened.
+
+    Raises:
+        OSError: It is not there, not a regular file (``EINVAL``), or may not be read.
+    """
+    looked_at = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(looked_at).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        return os.open(f"/proc/self/fd/{looked_at}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(looked_at)
+
+
 _DESCRIPTOR: Final = re.compile(r"/proc/(?P<pid>\d+)/(?:task/\d+/)?fd/(?P<fd>\d+)")
 _CONTAINER: Final = re.compile(r"/proc/\d+/(?:root|cwd)(?=/|$)")
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")

@@ -30,7 +30,7 @@ class Child:
     """A running child and our end of its channel."""
 
     def __init__(self, module: str, *, name: str, environment: Mapping[str, str] | None = None):
-        """Start ``python -m module``.
+        """Start ``python -P -m module``: it finds what we find, and nothing in its folder.
 
         Args:
             module: A module of ours whose ``main`` calls ``serve``.
@@ -46,7 +46,7 @@ class Child:
         our_read, their_write = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-m", module, str(os.getpid())],
+                [sys.executable, "-P", "-m", module, str(os.getpid())],
                 stdin=their_read,
                 stdout=their_write,
                 stderr=subprocess.DEVNULL,
@@ -72,6 +72,12 @@ class Child:
     def alive(self) -> bool:
         """Whether it still runs; reaps it when it does not."""
         return self.process.poll() is None
+
+    def halt(self) -> None:
+        """Stop it where it is, so that until it is killed it starts and reaps nobody."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.process.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """Kill it with its whole group; do not wait for it.
@@ -126,6 +132,15 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def reap_children_ourselves() -> None:
+    """Undo an ignored ``SIGCHLD``, which ``exec`` hands down to us.
+
+    The kernel would reap our children as they end, and their numbers could be a watched process's
+    while we still take them for ours.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def serve(body: Callable[[Channel], None]) -> None:
     """Run a child's *body* on the channel that its parent opened, until either ends.
 
@@ -135,6 +150,7 @@ def serve(body: Callable[[Channel], None]) -> None:
     parent = int(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1].isdigit() else None
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    reap_children_ourselves()
     read_fd, write_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

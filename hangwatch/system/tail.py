@@ -92,6 +92,7 @@ from hangwatch.system.paths import (
     Step,
     Trouble,
     descriptor_of,
+    open_regular,
 )
 
 BLOCK: Final = 64 << 10
@@ -503,8 +504,8 @@ class Tailer:
         Raises:
             OSError: It cannot be opened, or is another one now.
         """
-        fd = _open(entry.real)
-        if not stat.S_ISREG(os.fstat(fd).st_mode) or not _leads_to(fd, entry.real):
+        fd = open_regular(entry.real)
+        if not _leads_to(fd, entry.real):
             os.close(fd)
             raise OSError(errno.ESTALE, "it changed while it was opened")
         key = _key(entry.status)
@@ -563,7 +564,7 @@ class Tailer:
         """Swap the descriptor of a quiet or broken file for a new one of the same inode."""
         file.opened_at = now
         try:
-            fd = _open(file.real)
+            fd = open_regular(file.real)
         except OSError as error:
             if file.fd < 0:
                 self._fail(source, error, now)
@@ -699,7 +700,8 @@ class Tailer:
         if now < source.retry_at:
             return False
         try:
-            stream.fd = _open(stream.path)
+            # A pipe without a writer must not hold us up.
+            stream.fd = os.open(stream.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             self._fail(source, error, now)
             return False
@@ -792,11 +794,6 @@ def _go_to_data(file: _File, offset: int) -> None:
         offset = os.lseek(file.fd, offset, os.SEEK_DATA)
     file.scanner.reset(offset)
     file.anchor = b""
-
-
-def _open(path: str) -> int:
-    # A pipe without a writer, or a terminal, must neither hold us up nor adopt us.
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _key(status: os.stat_result) -> Key:

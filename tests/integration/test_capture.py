@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 import pytest
 from captures import CLOCK, capture, read, request_for, run_steps, step_for
@@ -15,7 +16,7 @@ from processes import PATIENCE, eventually, python
 
 from hangwatch.capture.run import dry_run
 from hangwatch.errors import ConfigError, OutputError
-from hangwatch.model.capture import FailureKind
+from hangwatch.model.capture import FailureKind, Scope
 from hangwatch.model.observation import ProcessesSeen
 from hangwatch.system import procfs
 
@@ -324,6 +325,35 @@ def test_a_server_that_never_answers_does_not_delay_the_judging(tmp_path):
     assert (None, "timeout after 8 s") == (health["http"], health["error"])
     assert judged[0] < first.started_at + first.elapsed
     assert evidence["endpoints/2"].started_at >= first.started_at + first.elapsed
+
+
+def test_a_named_pipe_is_not_opened_for_that_would_kill_its_writer(tmp_path):
+    pipe = tmp_path / "fifo.log"
+    os.mkfifo(pipe)
+    with python("", rest=f"ready(); open({str(pipe)!r}, 'wb', buffering=0).write(b'x')") as it:
+        eventually(lambda: procfs.read_row(it.pid).state == "S")
+        step = replace(
+            step_for(it.pid, collector="logs"),
+            target=None,
+            scope=Scope.LOG,
+            subject=str(pipe),
+            folder=PurePosixPath("logs"),
+            options={"name": "fifo.log", "named": "yes"},
+        )
+        (evidence,) = run_steps(tmp_path / "output", step)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        written = eventually(lambda: arrived(reader))
+        os.close(reader)
+
+    assert FailureKind.NOT_AVAILABLE == evidence.failure.kind
+    assert b"x" == written
+
+
+def arrived(reader):
+    try:
+        return os.read(reader, 10)
+    except BlockingIOError:
+        return b""
 
 
 def test_the_end_of_a_deleted_log_is_read_through_its_descriptor(tmp_path):

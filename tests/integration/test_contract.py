@@ -354,6 +354,19 @@ def test_a_process_that_hangs_in_the_kernel_is_read_after_all_others(tmp_path, m
     assert first == sorted(first, key=lambda step: evidence[step].started_at)
 
 
+@pytest.mark.needs_ptrace
+def test_memory_is_not_read_before_the_states_of_all_threads_are_known(tmp_path, monkeypatch):
+    monkeypatch.setattr("hangwatch.capture.pool.width", lambda: 4)
+    crowd = "for _ in range(500): threading.Thread(target=wait, daemon=True).start()"
+    with python(crowd) as one, python(crowd) as other:
+        _, evidence = capture(one.pid, other.pid, output=tmp_path / "output")
+
+    for pid in (one.pid, other.pid):
+        known = evidence[f"kernel/{pid}/1"]
+        begun = [evidence[f"{reader}/{pid}/1"].started_at for reader in READERS]
+        assert known.started_at + known.elapsed <= min(begun)
+
+
 READERS = ("tasks", "stacks")
 """Collectors of rungs 4 and 5, in this order."""
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from processes import PATIENCE, eventually
+from running import runs
+
+from hangwatch.daemon import copier
 
 # Stands for the daemon: starts the copier, tells where the copy is, and does nothing more.
 DAEMON = """
@@ -27,12 +30,12 @@ threading.Event().wait()
 class Pipeline:
     """``server | daemon``: we are the server, and the reader of what is passed through."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: str = "") -> None:
         their_input, self.server = os.pipe()
         self.output, their_output = os.pipe()
         note = folder / "stream"
         self.daemon = subprocess.Popen(
-            [sys.executable, "-c", DAEMON, str(note)],
+            [sys.executable, "-c", before + DAEMON, str(note)],
             stdin=their_input,
             stdout=their_output,
             start_new_session=True,
@@ -41,7 +44,7 @@ class Pipeline:
         os.close(their_output)
         eventually(lambda: note.exists() and note.read_text().endswith("\n"))
         self.stream = note.read_text().strip()
-        self.copier = eventually(self.find_copier)
+        self.copier = 0 if before else eventually(self.find_copier)
 
     def find_copier(self) -> int | None:
         for entry in Path("/proc").iterdir():
@@ -50,7 +53,7 @@ class Pipeline:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, ValueError, IndexError):
                 continue
-            if b"hangwatch.daemon.copier" in words and parent == self.daemon.pid:
+            if copier.__file__.encode() in words and parent == self.daemon.pid:
                 return int(entry.name)
         return None
 
@@ -84,14 +87,7 @@ class Pipeline:
                 os.close(fd)
         self.daemon.kill()
         self.daemon.wait(PATIENCE)
-        eventually(lambda: not runs(self.copier))
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+        eventually(lambda: not self.copier or not runs(self.copier))
 
 
 @pytest.fixture
@@ -163,6 +159,56 @@ def test_a_killed_copier_is_replaced_before_the_server_notices(pipeline):
     pipeline.passes(b"here I am again\n")
 
 
+def test_where_no_copier_can_be_had_the_daemon_copies_itself(tmp_path):
+    alone = Pipeline(tmp_path, before='import sys; sys.executable = "/bin/false"\n')
+    try:
+        for _ in range(8):  # more than the pipes hold
+            alone.passes(b"x" * (32 << 10))
+    finally:
+        alone.close()
+
+
+def test_a_misspelt_option_does_not_cut_the_stream_off():
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "hangwatch", "watch", "--log", "-", "--stal-after", "3"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert daemon.stdin is not None
+    assert daemon.stdout is not None
+    assert daemon.stderr is not None
+    try:
+        code = daemon.wait(PATIENCE)
+        said = daemon.stderr.read()
+        daemon.stdin.write(b"the server goes on\n" * 10_000)
+        daemon.stdin.close()
+        passed = daemon.stdout.read()
+    finally:
+        daemon.kill()
+        daemon.stdout.close()
+        daemon.stderr.close()
+
+    assert 2 == code
+    assert b"--stall-after" in said
+    assert b"the server goes on\n" * 10_000 == passed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["watch", "--log", "-"], True),
+        (["watch", "--log=-", "--json"], True),
+        (["watch", "--log", "a.log", "--log", "-"], True),
+        (["watch", "--log", "a.log"], False),
+        (["replay", "-"], False),
+        ([], False),
+    ],
+)
+def test_whether_standard_input_is_to_be_passed_through(arguments, wanted):
+    assert wanted == copier.wanted(arguments)
+
+
 def test_a_reader_that_goes_away_does_not_take_the_server_with_it(pipeline):
     pipeline.ready()
     os.close(pipeline.output)
@@ -184,10 +230,8 @@ def test_the_copier_ends_with_its_input_and_so_does_the_copy(pipeline):
 
 
 def test_after_a_gap_the_copy_begins_with_a_whole_line():
-    from hangwatch.daemon.copier import Copy
-
     read_fd, write_fd = os.pipe()
-    copy = Copy(write_fd)
+    copy = copier.Copy(write_fd)
     copy.write(b"x" * (1 << 20))
     while len(os.read(read_fd, 1 << 20)) == 1 << 20:
         pass

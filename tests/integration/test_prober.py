@@ -104,6 +104,22 @@ def talk() -> Iterator[Talk]:
         yield Talk(child)
 
 
+def test_a_server_that_never_answers_is_asked_more_and_more_seldom():
+    server = Server(pid=1, keys=())
+    pauses = []
+    now = 0.0
+    while now < 4 * 3600:
+        server.came("health", timed_out=True, period=10.0, now=now + 15.0)
+        pauses.append(server.ask_at["health"] - (now + 15.0))
+        now = server.ask_at["health"]
+    server.came("health", timed_out=False, period=10.0, now=now)
+    server.came("health", timed_out=True, period=10.0, now=now)
+
+    assert [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0] == pauses[:7]
+    assert len(pauses) < 60
+    assert now + 10.0 == server.ask_at["health"]
+
+
 def key_of(server: launch.Server) -> InstanceKey:
     return InstanceKey(pid=server.pid, tag="DP0")
 

@@ -118,6 +118,47 @@ def test_a_crash_of_a_child_is_told_with_its_traceback(child_module):
         assert "ValueError: out of cheese" in message["traceback"]
 
 
+def test_an_ignored_sigchld_is_not_handed_down(child_module):
+    # The kernel would reap what a child starts, and its numbers would be anybody's.
+    name = child_module("""
+        channel.send({"ignored": signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN})
+    """)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        child = Child(name, name="heir")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    with child:
+        assert ({"ignored": False},) == messages(child)
+
+
+def test_an_ignored_sigchld_is_undone_before_anything_is_started():
+    # A shell that ignores it hands that down to the command line.
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    tell = (
+        "import signal, types, sys; from hangwatch import cli;"
+        "told = lambda: print(signal.getsignal(signal.SIGCHLD).name);"
+        "sys.modules['hangwatch.cli.main'] = types.SimpleNamespace(command=told);"
+        "cli.main()"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", ignore + run, "-c", tell], capture_output=True, check=True
+    ).stdout
+
+    assert b"SIG_DFL\n" == said
+
+
+def test_a_child_finds_what_its_parent_finds(tmp_path, monkeypatch):
+    (tmp_path / "only_by_path.py").write_text(
+        "from hangwatch.system.spawn import serve\n"
+        "serve(lambda channel: channel.send({'found': True}))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Child("only_by_path", name="child") as child:
+        assert ({"found": True},) == messages(child)
+
+
 def test_killing_a_child_kills_what_it_started(child_module):
     name = child_module("""
         import subprocess

@@ -491,7 +491,7 @@ def test_a_pipe_is_read_without_waiting_and_ends_with_its_writers(tmp_path):
 
 def test_a_log_that_cannot_be_opened_is_said_once_and_read_when_it_can(log, monkeypatch):
     write(log, beat(1))
-    monkeypatch.setattr(tail, "_open", refuse := Refuse(tail._open))
+    monkeypatch.setattr(tail, "open_regular", refuse := Refuse(tail.open_regular))
     refuse.error = PermissionError(13, "Permission denied")
     watch = Watch(log).poll().poll().poll()
 
@@ -527,7 +527,7 @@ def test_a_stale_handle_is_let_go_and_taken_anew_where_it_was(log, monkeypatch):
     watch = Watch(log).poll()
     write(log, beat(2)[:20], end="")
     watch.poll()
-    monkeypatch.setattr(tail, "_open", refuse := Refuse(tail._open))
+    monkeypatch.setattr(tail, "open_regular", refuse := Refuse(tail.open_regular))
     monkeypatch.setattr(tail.os, "pread", stale := Refuse(os.pread))
     stale.error = refuse.error = OSError(116, "Stale file handle")
     watch.poll()
@@ -580,7 +580,7 @@ def test_a_quiet_file_is_opened_anew_so_that_a_network_filesystem_shows_its_grow
 ):
     write(log, beat(1))
     watch = Watch(log).poll()
-    monkeypatch.setattr(tail, "_open", opened := Refuse(tail._open))
+    monkeypatch.setattr(tail, "open_regular", opened := Refuse(tail.open_regular))
     watch.poll(tail.REOPEN_AFTER).poll(tail.REOPEN_AFTER)
     write(log, beat(2))
     watch.poll()
