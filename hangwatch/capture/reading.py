@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Final
 
 from hangwatch import registry
 from hangwatch.core import loose
@@ -26,9 +27,14 @@ from hangwatch.model.dossier import Diagnosis, Dossier
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Instant
-from hangwatch.model.verdict import Blind, Confidence, Verdict
+from hangwatch.model.verdict import ALARMS, Blind, Confidence, Verdict
 from hangwatch.system import evidence, logmaterial
 from hangwatch.system.evidence import EvidenceFiles
+
+AT_THE_END: Final = (
+    "this is how it was when the log ended; what would be said after a longer silence tells "
+    "--now TIME"
+)
 
 
 def explain(dossier: Dossier) -> Diagnosis:
@@ -152,6 +158,9 @@ def _loose(
         )
     if not result.instances and not material.sources and kept:
         result = replace(result, verdict=_without_log(until))
+    if now is None and result.instances and not isinstance(result.verdict, ALARMS):
+        # Without a time nobody knows how long the silence after the last line went on.
+        result = replace(result, notes=(*result.notes, AT_THE_END))
     return loose.dossier(
         kept,
         origin=files.origin,
@@ -167,7 +176,7 @@ def _without_log(at: Instant) -> Verdict:
     """Return what can be said of an engine whose log is not there."""
     return Blind(
         since=at,
-        cause="no-log",
+        cause=loose.NO_LOG,
         confidence=Confidence.HIGH,
         because=("no log was given, and its heartbeats would say (kubectl logs --timestamps)",),
     )

@@ -101,10 +101,12 @@ class Story:
             "saw no heartbeat of some server",
         )
         self._show(f"{len(servers)} servers print heartbeats and have work", True)
+        self._show("they work for a few seconds", False)
         time.sleep(BEATS_BEFORE * INTERVAL)
         self._fleet.start_fault()
         self.truth = self._fleet.truth(PATIENCE)
         self._show(f"injected {self._fault}: {FAULTS[self._fault]}", True)
+        self._show("hangwatch listens", False)
         if self._fault in NO_HANG:
             self._show(f"watching for {QUIET_FOR:.0f} s", False)
             self._follow(lambda: self.incident is not None, QUIET_FOR)
@@ -114,6 +116,7 @@ class Story:
         assert self.incident is not None
         stopped, watched = len(self.incident["instances"]), self.incident["watched"]
         self._show(f"noticed: {self.incident['verdict']}, {stopped} of {watched} servers", True)
+        self._show("hangwatch captures", False)
         self._until(lambda: self.bundle is not None, "wrote no bundle")
         self._show("captured, explained and bundled", True)
 
@@ -140,7 +143,7 @@ class Story:
                 self.causes[event["pid"]] = event["cause"]
             case "incident":
                 self.incident = event
-            case "capture":
+            case "capture" if event["total"]:
                 self._show(f"{event['part']}: {event['done']} of {event['total']} steps", False)
             case "bundle":
                 self.bundle = event
@@ -296,7 +299,13 @@ def _print(story: Story, diagnosis: Diagnosis | None, fault: str) -> None:
     assert story.bundle is not None
     page = terminal.page(diagnosis, colour=wants_colour(), brief=True)
     click.echo(page.rstrip(), color=True)
-    click.echo(f"\nThe rest: hangwatch report {story.bundle['bundle']}")
+    click.echo(f"\nThe rest: {_ourselves()} report {story.bundle['bundle']}")
+
+
+def _ourselves() -> str:
+    """Return how we were called, for a command that can be pasted."""
+    called = Path(sys.argv[0])
+    return "python -m hangwatch" if called.name == "__main__.py" else str(called)
 
 
 @contextmanager

@@ -65,7 +65,8 @@ def command(
     """Show the asyncio tasks of a running Python process, and what they wait for.
 
     Reads the memory of process PID from outside; the process is not stopped and need not be
-    prepared. CPython 3.10 to 3.15, with the GIL.
+    prepared. CPython 3.10 to 3.15, with the GIL. A chain is shown from the outermost coroutine to
+    the await itself.
     """
     try:
         process = attach(pid)

@@ -569,7 +569,8 @@ def _stalled(  # noqa: PLR0911  # one return a verdict
         or (known.unhealthy is not None and known.unhealthy.meaning in _QUICK)
     )
     silent = known.log_speaks and now >= (known.quick_at if excluded else known.limit_at)
-    accused = known.unhealthy is not None and now >= known.quick_at
+    # The engine's own monitor waited before it spoke; two witnesses need no further patience.
+    accused = known.unhealthy is not None and (now >= known.quick_at or frozen or bool(suspended))
     flat = known.flat and known.demand is Demand.SOME
     # Nobody could look: silence is no evidence then, but other witnesses are.
     if not (silent and not _unseen(vitals, policy, now)) and not accused and not flat:
@@ -636,7 +637,7 @@ def _loading(vitals: Vitals, known: Facts) -> Verdict | None:
     return Loading(
         since=started.at if started else vitals.listening_since,
         cause="not-a-hang:startup",
-        confidence=Confidence.MEDIUM,
+        confidence=Confidence.MEDIUM if starting or started else Confidence.LOW,
         because=(words,),
     )
 

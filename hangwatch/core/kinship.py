@@ -250,7 +250,7 @@ def _role(search: _Search, row: ProcessRow, instances: Sequence[CapturedInstance
     if _sessions(row, "driver"):
         return Role.DRIVER
     # Children inherit the log of the server that started them.
-    if row.pid in search.writers and row.ppid not in search.writers:
+    if row.pid in search.writers and row.ppid not in search.writers and _may_be_python(row):
         return Role.API_SERVER
     if any(row.pid == instance.pid for instance in instances):
         return Role.API_SERVER
@@ -259,6 +259,11 @@ def _role(search: _Search, row: ProcessRow, instances: Sequence[CapturedInstance
     if row.gpus and parent is not None and role_of(parent, search.profile) is Role.API_SERVER:
         return Role.ENGINE
     return role
+
+
+def _may_be_python(row: ProcessRow) -> bool:
+    """Say whether it could be an engine: not a ``head`` that shares the log by inheritance."""
+    return not row.exe or "python" in row.exe.rpartition("/")[2]
 
 
 def _target(

@@ -69,6 +69,9 @@ _ROLE_WORDS: Final = (
     ("ray_system", Role.RAY_SYSTEM),
 )
 
+NO_LOG: Final = "no-log"
+"""Cause of a verdict about an engine whose log is not there."""
+
 GONE: Final = "X"
 """The state, in a record, of a process that ended before it could be looked at."""
 

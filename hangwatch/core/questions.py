@@ -303,8 +303,9 @@ def beat_citation(record: InstanceRecord) -> tuple[Citation, ...]:
 
 
 def number_of(count: int, thing: str) -> str:
-    """Return ``1 request``, ``2 requests``."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+    """Return ``1 request``, ``2 requests``, ``2 processes``."""
+    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
+    return f"{count} {thing if count == 1 else plural}"
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

@@ -325,7 +325,7 @@ class Redactor:
         """
         pure = PurePosixPath(path)
         if pure.suffix not in TEXT_SUFFIXES and not _log_name(pure.name):
-            raise WithheldError(f"{pure.name} is of no kind that can be redacted")
+            raise WithheldError(f"{pure.name}: its name says no kind of file that can be redacted")
         if pure.name.startswith("environ") and pure.suffix == ".json":
             return self._environment_file(data)
         if _TASKS_FILE.fullmatch(pure.name):

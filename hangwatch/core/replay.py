@@ -42,8 +42,12 @@ from hangwatch.model.verdict import Gone, Ok, Verdict
 KEPT_BEATS: Final = 360
 """Beats of an instance that a record keeps: an hour of LMDeploy."""
 
-_REASONS: Final = ("clock", "rotation", "format")
-"""Oddities that a naive reader would have taken for a stall, most telling first."""
+_ODDITIES: Final = {
+    "clock": "not-a-hang:clock",
+    "rotation": "not-a-hang:rotation",
+    "format": "not-a-hang:format",
+}
+"""What a naive reader would have taken for a stall, most telling first, and its cause."""
 
 
 @dataclass(slots=True)
@@ -257,11 +261,11 @@ def _explained(verdict: Verdict, material: LogMaterial, log: _Log) -> Verdict:
     """Say of a good end what might have looked like a stall on the way."""
     if not isinstance(verdict, Ok) or verdict.cause != "not-a-hang:busy":
         return verdict
-    reason = next((reason for reason in _REASONS if reason in material.oddities), "")
+    cause = next((c for oddity, c in _ODDITIES.items() if oddity in material.oddities), "")
     if any(isinstance(t.after, Gone) for t in log.transitions):
-        reason = "rotation"
+        cause = "not-a-hang:rotation"
     if log.stalls or log.incidents:
-        reason = "transient-stall"
+        cause = "not-a-hang:transient-stall"
     if any(t.after.cause == "not-a-hang:paused" for t in log.transitions):
-        reason = "paused"
-    return replace(verdict, cause=f"not-a-hang:{reason}") if reason else verdict
+        cause = "not-a-hang:paused"
+    return replace(verdict, cause=cause) if cause else verdict

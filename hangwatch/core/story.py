@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from hangwatch.core import awaiting, motion
+from hangwatch.core import awaiting, loose, motion
 from hangwatch.core.diagnosis import ALARM_WORDS, explanations, remarks, rivals
 from hangwatch.core.loose import role_of
 from hangwatch.core.questions import (
@@ -51,6 +51,7 @@ from hangwatch.model.dossier import (
 from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import Role
 from hangwatch.model.time import Instant
+from hangwatch.model.verdict import Confidence
 
 MAX_SHAPES: Final = 6
 MAX_FRAMES: Final = 14
@@ -180,7 +181,16 @@ def tell(diagnosis: Diagnosis) -> Story:
         provenance=_provenance(dossier),
         missing=_missing(dossier),
         captured=_captured(dossier),
-        caveats=(*dossier.notes, *dossier.problems, *diagnosis.problems),
+        caveats=(*laboratory(dossier), *dossier.notes, *dossier.problems, *diagnosis.problems),
+    )
+
+
+def laboratory(dossier: Dossier) -> tuple[str, ...]:
+    """Return the warning that these are the servers of our own demo, if they are."""
+    frames = (frame for thread in dossier.threads for frame in thread.frames)
+    ours = any(frame.file.endswith("hangwatch/lab/server.py") for frame in frames)
+    return (
+        ("these are servers of hangwatch's demo, made to hang: do not report it",) if ours else ()
     )
 
 
@@ -201,11 +211,14 @@ def headline(diagnosis: Diagnosis) -> str:
     words = f"{who} {'is' if len(there) <= 1 else 'are'}"
     if diagnosis.verdict == "ok":
         last = _last_beat(there)
-        if reason and diagnosis.cause != "not-a-hang:busy":
+        sure = dossier.verdict.confidence is Confidence.HIGH
+        if reason and not (sure and diagnosis.cause == "not-a-hang:busy"):
             return f"{words} working: {reason}."
         beat = f"; the last heartbeat came at {stamp(dossier, last)}" if last is not None else ""
         return f"{words} working{beat}."
-    template = _CALM.get(diagnosis.verdict, "{words} {verdict} since {since}: {reason}.")
+    unheard = diagnosis.verdict == "loading" and dossier.verdict.confidence is Confidence.LOW
+    way = "unheard" if unheard else diagnosis.cause if diagnosis.cause in _CALM else None
+    template = _CALM.get(way or diagnosis.verdict, "{words} {verdict} since {since}: {reason}.")
     verdict = VERDICT_WORDS.get(diagnosis.verdict, diagnosis.verdict)
     reason = reason or "no more is known"
     return template.format(words=words, verdict=verdict, since=since, reason=reason)
@@ -213,6 +226,8 @@ def headline(diagnosis: Diagnosis) -> str:
 
 _CALM: Final = {
     "loading": "{words} still in start-up or warm-up since {since}: {reason}.",
+    "unheard": "No heartbeat was seen yet: it may still start, print none, or print it elsewhere.",
+    loose.NO_LOG: "Nothing can be said: {reason}.",
     "slow": "{words} slower than usual since {since}: {reason}.",
     "log_stalled": "A log has stalled since {since}, the engines have not: {reason}.",
     "blind": "Nothing can be said since {since}: {reason}.",
@@ -332,14 +347,19 @@ def _numbers(dossier: Dossier) -> tuple[str, ...]:
     for reading in dossier.task_readings:
         for found in reading.numbers:
             samples.setdefault((reading.pid, found.name), []).append((reading.sample, found))
-    lines = []
+    alike: dict[tuple[str, str, str], list[int]] = {}
     for (pid, name), read in samples.items():
         read.sort(key=lambda pair: pair[0])
         before, after = read[0][1], read[-1][1]
         told = [_row(row, old) for row, old in _pairs(after.rows[:MAX_ROWS], before.rows)]
         more = len(after.rows) - len(told) + after.left_out
         told += [f"{more} more"] if more else []
-        lines.append(f"{role.get(pid) or 'process'} {pid}, {name}: {'; '.join(told)}")
+        key = (role.get(pid) or "process", name, "; ".join(told))
+        alike.setdefault(key, []).append(pid)
+    lines = [
+        f"{who} {listed([str(pid) for pid in sorted(pids)], 4)}, {name}: {what}"
+        for (who, name, what), pids in alike.items()
+    ]
     more = len(lines) - MAX_NUMBERS
     return (*lines[:MAX_NUMBERS], *([f"{more} more, in tasks.json"] if more > 0 else []))
 
@@ -672,6 +692,6 @@ def _captured(dossier: Dossier) -> str:
     took = f" in {seconds(float(elapsed))}" if isinstance(elapsed, int | float) else ""
     lost = f"; {number_of(failed, 'step')} got less than planned" if failed else ""
     return (
-        f"{len(dossier.processes)} processes captured in "
+        f"{number_of(len(dossier.processes), 'process')} captured in "
         f"{number_of(len(dossier.evidence), 'step')}{took}{lost}."
     )

@@ -25,7 +25,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     tracer = (
         f"traced by {listed([str(pid) for pid in sorted(traced)])}"
         if traced
-        else "nobody traces it any more"
+        else "and nobody traces it: a signal stopped it, or a tracer that has ended"
     )
     one = len(rows) == 1
     return (
@@ -33,7 +33,7 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
             rule=NAME,
             sentence=(
                 f"{'Process' if one else 'Processes'} {listed([str(pid) for pid in rows])} "
-                f"{'is' if one else 'are'} in state {first.state}: stopped from outside, {tracer}. "
+                f"{'is' if one else 'are'} stopped (state {first.state}) from outside, {tracer}. "
                 "The engine does nothing until it gets SIGCONT."
             ),
             confidence=Confidence.HIGH,

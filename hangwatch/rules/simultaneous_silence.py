@@ -14,6 +14,7 @@ from hangwatch.core.questions import (
     interval,
     number_of,
     present,
+    processes_of,
     seconds,
     spread,
     stuck_await,
@@ -81,11 +82,16 @@ def _rivals(dossier: Dossier, stopped: Sequence[InstanceRecord]) -> Iterator[Fin
         for record in stopped
         if (answer := health_of(dossier, record)) is not None and answer.health.meaning in ACCUSED
     ]
+    halted = {
+        row.pid for record in stopped for row in processes_of(dossier, record) if row.state in "Tt"
+    }
     engines_stand = ""
-    if frames:
+    if halted:
+        engines_stand = f"{number_of(len(halted), 'process')} of theirs stopped (state T)"
+    elif frames:
         count = len(set().union(*frames.values()))
         engines_stand = f"the stacks of {count} of their processes stood still in a call"
-    if accused:
+    if accused and not halted:
         said = f"/health of {len(accused)} of them says that the engine makes no progress"
         engines_stand = f"{engines_stand}; {said}" if engines_stand else said
     yield Finding(
@@ -93,7 +99,7 @@ def _rivals(dossier: Dossier, stopped: Sequence[InstanceRecord]) -> Iterator[Fin
         sentence="Something that all of them wait for is stuck: a shared actor, a file system.",
         confidence=Confidence.LOW,
         pro=_pro_shared(frames),
-        con="" if frames else _con_shared(dossier, stopped),
+        con=engines_stand if halted else "" if frames else _con_shared(dossier, stopped),
     )
     yield Finding(
         rule=NAME,

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from importlib.resources import files
 from pathlib import Path
 
@@ -212,6 +214,29 @@ def test_a_process_that_looks_like_no_engine_is_said_to_be_a_guess(tmp_path, hea
 
     assert f"so {stranger.pid} is taken for one" in done.stderr
     assert "is taken for one" not in known.stderr
+
+
+@pytest.mark.slow
+def test_what_hangs_now_is_hung_though_its_log_is_nowhere_to_be_read(tmp_path):
+    with Server(tmp_path, "--fault", "blocked-call", stdout=subprocess.DEVNULL) as server:
+        wait_for(lambda: health(server.url) == "healthy", "the first look of its monitor")
+        server.start_fault()
+        server.truth()
+        wait_for(lambda: health(server.url) == "unhealthy", "its own monitor's word")
+        done = run("attach", "--pid", str(server.pid), "--now", "--json", *folders(tmp_path))
+
+    answer = json.loads(done.stdout)
+    assert ("hung", "event-loop-blocked") == (answer["verdict"], answer["cause"])
+    assert 3 == done.returncode
+
+
+def health(url: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
+            return json.load(response)["status"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return json.load(error)["status"]
 
 
 def test_now_and_dry_run_exclude_each_other(tmp_path):

@@ -321,6 +321,14 @@ def test_frozen_stacks_make_it_hung_and_name_the_frame():
     assert any("get (store.py:153)" in sentence for sentence in verdict.because)
 
 
+def test_two_witnesses_of_a_blocked_loop_need_no_further_patience():
+    accused = fold.health(busy(), health(HealthMeaning.LOOP_BLOCKED, LAST + 16))
+    frozen = replace(accused, stacks=replace(stacks(Motion.FROZEN), at=Instant(LAST + 17)))
+
+    assert "ok" == word(accused, LAST + 18)
+    assert "hung" == word(frozen, LAST + 18)
+
+
 def test_moving_stacks_are_blocked_for_it_may_end_by_itself():
     assert "blocked" == word(replace(busy(), stacks=stacks(Motion.BUSY)), LAST + 131)
 
