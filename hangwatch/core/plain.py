@@ -18,7 +18,8 @@ REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 # Between a character and what would give it a meaning; it is not shown.
 WORD_JOINER: Final = "\u2060"
 
-_MARKDOWN: Final = re.compile(r"([\\`*_\[\]|~$])")
+# An underscore within a word means nothing (CommonMark 6.2, rule 2), and reads better bare.
+_MARKDOWN: Final = re.compile(r"([\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _BEGINNING: Final = re.compile(r"^([-+=#:]|\d{1,9}(?=[.)]))")
 _REFERENCE: Final = re.compile(r"(@|#|GH-)(?=[A-Za-z0-9\\])")
 _LINK: Final = re.compile(r"(?i)(\w)(://)|\b(www)(\.)|(mailto|xmpp|tel)(:)")

@@ -286,6 +286,7 @@ def test_a_code_block_is_longer_than_what_is_in_it():
 
 def test_markdown_is_shown_as_written():
     assert r"\*a\* \_b\_ &lt;c&gt;" == markdown("*a* _b_ <c>")
+    assert r"Loop.\_get_extra\_" == markdown("Loop._get_extra_")
 
 
 def test_a_table_aligns_numbers_to_the_right():
