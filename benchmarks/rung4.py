@@ -51,7 +51,7 @@ def measure(rounds: int = ROUNDS, processes: int = PROCESSES) -> list[dict[str, 
     ]
     elapsed: dict[tuple[str, int], list[float]] = {}
     warm: Counter[bool] = Counter()
-    give = pool.Pool._give  # noqa: SLF001  # how often the choice hits is not recorded
+    give = pool.Pool._give  # how often the choice hits is not recorded
 
     def watched(self: pool.Pool, worker: pool._Worker, waiting: pool._Waiting) -> None:
         step = waiting.step

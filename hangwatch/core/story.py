@@ -403,7 +403,7 @@ def _chain(dossier: Dossier, group: Sequence[TaskMotion], role: Role | None) -> 
     pids = list(dict.fromkeys(task.pid for task in group))
     who = f"pid {pids[0]}" if len(pids) == 1 else f"pids {listed([str(p) for p in pids], 5)}"
     names = list(dict.fromkeys(task.name for task in group))
-    count = f"{len(group)} × " if len(group) > 1 else ""  # noqa: RUF001  # times
+    count = f"{len(group)} × " if len(group) > 1 else ""
     first = group[0]
     thread = thread_of(dossier, first)
     on = f", on thread {thread.name}" if thread is not None and thread.name else ""

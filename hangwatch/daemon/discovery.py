@@ -118,7 +118,7 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
     """Return what *pid* belongs to; ``problem`` says why nothing can be said."""
     try:
         procfs.identify(pid)
-        os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115  # needs the right to look into it
+        Path(f"/proc/{pid}/exe").readlink()  # needs the right to look into it
     except TargetNotFoundError as error:
         return Kin(pid=pid, problem=str(error))
     except PermissionError:
@@ -203,7 +203,7 @@ def _owner(log: str, rows: Sequence[ProcessRow], profile: EngineProfile) -> int 
 
 def _standard_input() -> str:
     with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{os.getppid()}/fd/0")  # noqa: PTH115
+        return str(Path(f"/proc/{os.getppid()}/fd/0").readlink())
     return ""
 
 

@@ -167,7 +167,7 @@ class SharedStore:
         self._ours.settimeout(lasts)
         try:
             return self._ours.recv(4096)
-        except socket.timeout:  # noqa: UP041  # not the built-in one before 3.10
+        except TimeoutError:
             return b""
 
 

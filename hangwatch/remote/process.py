@@ -645,8 +645,8 @@ def _join(
                 any_of=len(owners) > 1,
                 detail=_with_owner(awaits, len(owners)),
             )
-            task = dataclasses.replace(task, awaits=awaits)  # noqa: PLW2901  # the same task
-        joined.append(task)
+        same = awaits is task.awaits
+        joined.append(task if same else dataclasses.replace(task, awaits=awaits))
         if task.torn:
             continue
         targets = [target for target in awaits.tasks if target in alive]

@@ -130,7 +130,7 @@ def readable_thread(pid: int) -> int:
 def thread_ids(pid: int) -> tuple[int, ...]:
     """Return the kernel's ids of its threads, none if it is gone."""
     try:
-        return tuple(sorted(int(name) for name in os.listdir(f"/proc/{pid}/task")))  # noqa: PTH208
+        return tuple(sorted(int(name) for name in os.listdir(f"/proc/{pid}/task")))
     except OSError:
         return ()
 

@@ -351,6 +351,6 @@ class Snapshot:
     calls: int = 0
     bytes: int = 0
 
-    def task(self, id: int) -> Task | None:  # noqa: A002  # its name everywhere
+    def task(self, id_: int) -> Task | None:
         """Return the task of that id."""
-        return next((task for task in self.tasks if task.id == id), None)
+        return next((task for task in self.tasks if task.id == id_), None)

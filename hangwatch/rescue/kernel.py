@@ -91,7 +91,7 @@ def read_stat(pid: int, tid: int = 0) -> Stat:
 def table() -> dict[int, Stat]:
     """Return all processes, those of the kernel left out."""
     found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208
+    for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(*GONE):
                 row = read_stat(int(name))
@@ -103,7 +103,7 @@ def table() -> dict[int, Stat]:
 def is_python(pid: int) -> bool:
     """Say whether the program of a process is a Python interpreter, by its name."""
     try:
-        return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith("python")  # noqa: PTH115
+        return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith("python")
     except OSError:
         return False
 
@@ -154,9 +154,9 @@ def look(pid: int) -> dict[str, Any]:
     """
     links = {}
     with contextlib.suppress(PermissionError):
-        for name in os.listdir(f"/proc/{pid}/fd")[:MAX_LINKS]:  # noqa: PTH208
+        for name in os.listdir(f"/proc/{pid}/fd")[:MAX_LINKS]:
             with contextlib.suppress(*GONE):
-                links[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115
+                links[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
     title = ""
     with contextlib.suppress(PermissionError):
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()[: 16 * MAX_TITLE]
@@ -226,7 +226,7 @@ def process_now(pid: int) -> dict[str, Any]:
 def threads_now(pid: int) -> Iterator[dict[str, Any]]:
     """Yield what the kernel says of each thread; those that end meanwhile are left out."""
     try:
-        names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)  # noqa: PTH208
+        names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except GONE:
         return
     for name in names[:MAX_THREADS]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import socket
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from urllib3 import exceptions
@@ -104,8 +104,8 @@ def _refusal(owner: ProcessId, listener: Listener) -> str:
         held = f"socket:[{listener.inode}]" in procfs.links(owner.pid).values()
         if not (held and procfs.is_same(owner)):
             return gone
-        theirs = os.readlink(f"/proc/{owner}/ns/net")  # noqa: PTH115  # not a path
-        ours = os.readlink("/proc/self/ns/net")  # noqa: PTH115
+        theirs = Path(f"/proc/{owner}/ns/net").readlink()
+        ours = Path("/proc/self/ns/net").readlink()
     except (FileNotFoundError, ProcessLookupError):
         return gone
     except OSError as error:

@@ -16,13 +16,14 @@ from typing import Any, Final, Literal
 
 # structlog loads rich wherever that is installed, 9 MB that plain lines never use; a ``None``
 # here is Python's own way of saying "not installed". Who needs rich imports it later as ever.
-_RICH = sys.modules.get("rich")
+_MODULES: MutableMapping[str, Any] = sys.modules
+_RICH = _MODULES.get("rich")
 if _RICH is None:
-    sys.modules["rich"] = None  # type: ignore[assignment]
+    _MODULES["rich"] = None
 import structlog  # noqa: E402  # see above
 
 if _RICH is None:
-    del sys.modules["rich"]
+    del _MODULES["rich"]
 
 Format = Literal["auto", "console", "json"]
 

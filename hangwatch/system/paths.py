@@ -8,7 +8,6 @@ on which filesystem it lies.
 """
 
 # Plain calls, because it matters here which of them touches the filesystem, and how often.
-# ruff: noqa: PTH100, PTH115, PTH116, PTH208
 
 from __future__ import annotations
 
@@ -323,7 +322,7 @@ def nearest(pattern: str) -> str:
     path = ""
     for part, _ in _parts(pattern, named=True):
         step = f"{path}/{part}" if path or pattern.startswith("/") else part
-        if _is_wild(part) or not os.path.isdir(step):  # noqa: PTH112  # not always a path
+        if _is_wild(part) or not os.path.isdir(step):
             break
         path = step
     return path or ("/" if pattern.startswith("/") else ".")

@@ -124,7 +124,7 @@ def _wchan(*parts: object) -> str:
 
 def pids() -> tuple[int, ...]:
     """Return the numbers of all processes that we can see."""
-    return tuple(int(name) for name in os.listdir(PROC) if name.isdigit())  # noqa: PTH208
+    return tuple(int(name) for name in os.listdir(PROC) if name.isdigit())
 
 
 def start_ticks(pid: int) -> int | None:
@@ -202,7 +202,7 @@ def read_table() -> Iterator[ProcessRow]:
 
 def thread_ids(pid: int) -> tuple[int, ...]:
     """Return the thread ids of a process."""
-    return tuple(int(name) for name in os.listdir(f"{PROC}/{pid}/task"))  # noqa: PTH208
+    return tuple(int(name) for name in os.listdir(f"{PROC}/{pid}/task"))
 
 
 def thread_states(pid: int) -> dict[int, str]:
@@ -249,7 +249,7 @@ def read_file(pid: int, name: str) -> bytes:
 
 def read_link(pid: int, name: str) -> str:
     """Return what a link of ``/proc/PID`` leads to: ``exe``, ``cwd``, ``ns/net``."""
-    return os.readlink(f"{PROC}/{pid}/{name}")  # noqa: PTH115  # not always a path
+    return os.readlink(f"{PROC}/{pid}/{name}")
 
 
 def children(pid: int) -> tuple[int, ...]:
@@ -267,9 +267,9 @@ def links(pid: int) -> dict[int, str]:
     found = {}
     folder = f"{PROC}/{pid}/fd"
     with contextlib.suppress(PermissionError):
-        for name in os.listdir(folder)[:MAX_LINKS]:  # noqa: PTH208
+        for name in os.listdir(folder)[:MAX_LINKS]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found[int(name)] = os.readlink(f"{folder}/{name}")  # noqa: PTH115
+                found[int(name)] = os.readlink(f"{folder}/{name}")
     return found
 
 
@@ -497,4 +497,4 @@ def list_inside(pid: int, path: PurePosixPath | str) -> tuple[str, ...]:
         OSError: See ``read_inside``.
     """
     with _inside(pid, path) as fd:
-        return tuple(sorted(os.listdir(f"/proc/self/fd/{fd}")))  # noqa: PTH208
+        return tuple(sorted(os.listdir(f"/proc/self/fd/{fd}")))

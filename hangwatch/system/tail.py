@@ -57,7 +57,6 @@ is moved into a followed directory, and was written since we began, is new to us
 """
 
 # Plain calls, because it matters here which of them touches the filesystem, and how often.
-# ruff: noqa: PTH115
 
 from __future__ import annotations
 
