@@ -33,6 +33,7 @@ from hangwatch.core.judge import Demand
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, IncidentState, Member, Transition
+from hangwatch.model.lease import Lease
 from hangwatch.model.observation import (
     Action,
     BeatSeen,
@@ -41,7 +42,10 @@ from hangwatch.model.observation import (
     ChildSilent,
     CloseIncident,
     CountersSeen,
+    GpusSeen,
     HealthSeen,
+    LeaseReturned,
+    LeaseTaken,
     LoopPaused,
     Observation,
     ProcessesSeen,
@@ -159,6 +163,7 @@ class State:
         incidents: Open ones, and the latest closed.
         cooling: When each instance was last captured.
         serial: Number of the last incident.
+        leases: Announced pauses that have not ended, by id.
     """
 
     policy: Policy
@@ -171,6 +176,7 @@ class State:
     incidents: tuple[Incident, ...] = ()
     cooling: Mapping[InstanceKey, Instant] = field(default_factory=dict)
     serial: int = 0
+    leases: Mapping[str, Lease] = field(default_factory=dict)
 
     @property
     def verdicts(self) -> dict[InstanceKey, Verdict]:
@@ -279,11 +285,19 @@ def view(state: State, key: InstanceKey, now: Instant | None = None) -> Vitals:
         key: Whose.
         now: The present instant; without it, logs beside its own are always looked at.
     """
-    return _view(key, state.instances[key], state.sources, now)
+    return _view(key, state.instances[key], state.sources, _last_to_end(state.leases), now)
+
+
+def _last_to_end(leases: Mapping[str, Lease]) -> Lease | None:
+    return max(leases.values(), key=lambda lease: lease.until, default=None)
 
 
 def _view(
-    key: InstanceKey, tracked: Tracked, sources: Mapping[str, Source], now: Instant | None
+    key: InstanceKey,
+    tracked: Tracked,
+    sources: Mapping[str, Source],
+    lease: Lease | None,
+    now: Instant | None,
 ) -> Vitals:
     known = [sources[name] for name in tracked.carried if name in sources]
     # Its own file shows it alone; a merged stream counts only where there is nothing better.
@@ -304,6 +318,7 @@ def _view(
             for source in known
         ),
         siblings_at=max(siblings, default=None),
+        lease=lease,
     )
 
 
@@ -350,6 +365,7 @@ class _Turn:
         self._incidents = list(state.incidents)
         self._cooling = dict(state.cooling)
         self._serial = state.serial
+        self._leases = dict(state.leases)
         self._touched: set[InstanceKey] = set()
         self._seen_anything = False
         self.actions: list[Action] = []
@@ -364,6 +380,7 @@ class _Turn:
             incidents=tuple(self._incidents),
             cooling=self._cooling,
             serial=self._serial,
+            leases=self._leases,
         )
 
     # --- observations ---
@@ -376,13 +393,18 @@ class _Turn:
                 self._beat(beat, fresh=fresh)
             case SignalArrived(signal=signal):
                 self._signal(signal)
-            case HealthSeen() | CountersSeen() | ProcessesSeen() | StacksSeen():
+            case HealthSeen() | CountersSeen() | ProcessesSeen() | GpusSeen() | StacksSeen():
                 for key in self._resolve(observation.instance, observation.at):
                     self._update(key, vitals.look(self._instances[key].vitals, observation))
             case ChildSilent():
                 self._deaf(observation)
             case ChildBack():
                 self._hears_again(observation)
+            case LeaseTaken(lease=lease):
+                self._leases[lease.id] = lease
+                self._touch_all()
+            case LeaseReturned(id=ident, at=at):
+                self._return(ident, at)
             case LoopPaused(at=at):
                 for key, tracked in self._instances.items():
                     self._update(key, vitals.relisten(tracked.vitals, at))
@@ -390,6 +412,16 @@ class _Turn:
                 self._captured(incident, at, bundle)
             case _:
                 self._take_of_source(observation)
+
+    def _touch_all(self) -> None:
+        self._touched.update(self._instances)
+
+    def _return(self, ident: str, at: Instant) -> None:
+        """End a lease now: what it covered counts as not having been expected to move."""
+        lease = self._leases.get(ident)
+        if lease is not None:
+            self._leases[ident] = replace(lease, until=Instant(min(lease.until, at)))
+            self._touch_all()
 
     def _take_of_source(self, seen: SourceEvent) -> None:
         name = seen.source
@@ -667,12 +699,7 @@ class _Turn:
             or (tracked.due is not None and tracked.due <= now)
             or (self._seen_anything and grouping.is_alarm(tracked.verdict))
         ]
-        examined = {
-            key: judge.examine(
-                _view(key, self._instances[key], self._sources, now), self._state.policy, now
-            )
-            for key in keys
-        }
+        examined = {key: judge.examine(self._view(key), self._state.policy, now) for key in keys}
         for key, result in examined.items():
             tracked = self._instances[key]
             self._instances[key] = Tracked(
@@ -685,6 +712,10 @@ class _Turn:
         for key, result in examined.items():
             self._settle(key, self._in_company(key, result))
         self._forget()
+
+    def _view(self, key: InstanceKey) -> Vitals:
+        lease = _last_to_end(self._leases)
+        return _view(key, self._instances[key], self._sources, lease, self._now)
 
     def _in_company(self, key: InstanceKey, result: judge.Examined) -> Verdict:
         """Return the verdict; a stall that others share is named after that."""
@@ -751,9 +782,7 @@ class _Turn:
         member = Member(
             instance=key,
             verdict=verdict,
-            window=judge.stop_window(
-                _view(key, self._instances[key], self._sources, self._now), policy
-            ),
+            window=judge.stop_window(self._view(key), policy),
             last_beat_at=value.last.at if value.last else None,
         )
         confirmed = any((value.health, value.counters, value.processes, value.stacks))

@@ -11,10 +11,16 @@ from statistics import median
 from typing import Final
 
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
-from hangwatch.model.observation import CountersSeen, HealthSeen, ProcessesSeen, StacksSeen
+from hangwatch.model.observation import (
+    CountersSeen,
+    GpusSeen,
+    HealthSeen,
+    ProcessesSeen,
+    StacksSeen,
+)
 from hangwatch.model.profile import Signal
 from hangwatch.model.time import Instant
-from hangwatch.model.vitals import Counters, Health, ProcessVital, Vitals
+from hangwatch.model.vitals import Counters, GpuVital, Health, ProcessVital, Vitals
 
 RECENT: Final = 16
 """Beats whose tokens make up the running median: under three minutes of LMDeploy."""
@@ -104,7 +110,9 @@ def signal(vitals: Vitals, seen: SignalSeen, parts: tuple[str, ...]) -> Vitals: 
             return replace(vitals, stopped=vitals.stopped or seen)
 
 
-def look(vitals: Vitals, seen: HealthSeen | CountersSeen | ProcessesSeen | StacksSeen) -> Vitals:
+def look(
+    vitals: Vitals, seen: HealthSeen | CountersSeen | ProcessesSeen | GpusSeen | StacksSeen
+) -> Vitals:
     """Return the vitals after a look at the instance itself, whatever was looked at."""
     match seen:
         case HealthSeen():
@@ -113,6 +121,8 @@ def look(vitals: Vitals, seen: HealthSeen | CountersSeen | ProcessesSeen | Stack
             return counters(vitals, seen.counters)
         case ProcessesSeen():
             return processes(vitals, seen)
+        case GpusSeen():
+            return gpus(vitals, seen)
         case StacksSeen():
             return replace(vitals, stacks=seen.stacks)
 
@@ -158,6 +168,37 @@ def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:
             since = old.since if old.state == "" else seen.at
             now[pid] = replace(old, state="", since=since, at=seen.at)
     return replace(vitals, processes=tuple(now.values()))
+
+
+COMPUTING: Final = 5.0
+"""Percent of memory activity from which on a GPU computes: a kernel that spins touches no memory,
+and the reports of stuck ones say 0 to 1."""
+
+WARM: Final = 0.45
+"""Share of the power limit from which on a GPU computes, whatever else is known of it. Spinning
+kernels were reported at 12 to 42 percent (25 of 60 W on an A2, 86 of 700 W on an H800)."""
+
+RESTING: Final = 5.0
+"""Percent of utilisation below which a GPU does nothing."""
+
+
+def computes(gpu: GpuVital) -> bool | None:
+    """Return whether a GPU computes, or ``None`` where its numbers do not say."""
+    used, memory = gpu.utilization_pct, gpu.memory_activity_pct
+    if used is None:
+        return None
+    if used < RESTING:
+        return False
+    if gpu.power_w is not None and gpu.power_limit_w and gpu.power_w > WARM * gpu.power_limit_w:
+        return True
+    return None if memory is None else memory >= COMPUTING
+
+
+def gpus(vitals: Vitals, seen: GpusSeen) -> Vitals:
+    """Return the vitals after a look at the GPUs."""
+    rest = bool(seen.gpus) and all(computes(gpu) is False for gpu in seen.gpus)
+    since = (vitals.gpus_rest_since or seen.at) if rest else None
+    return replace(vitals, gpus=seen.gpus, gpus_rest_since=since)
 
 
 def relisten(vitals: Vitals, at: Instant) -> Vitals:

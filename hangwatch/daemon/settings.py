@@ -72,6 +72,16 @@ class Settings(BaseModel):
     """Time between two looks of the loop."""
     sample_gap: Seconds = _DEFAULT.sample_gap
     """Pause between the two samples of a capture."""
+    calibrate: Annotated[bool, Field(title="true or false")] = True
+    """Whether ``stall_after`` follows the gaps observed; by default only where it is not set."""
+    pause_limit: Seconds = _DEFAULT.pause_limit
+    """A pause that lasts longer is suspicious itself."""
+    lease_limit: Seconds = _DEFAULT.lease_limit
+    """The longest lease that is granted."""
+    starved_after: Seconds = _DEFAULT.starved_after
+    """Time without work in the whole fleet that is worth a notice, while a job runs."""
+    job_running: Annotated[bool, Field(title="true or false")] = _DEFAULT.job_running
+    """Whether a job is known to run that should bring work; a driver that is seen is enough."""
     grace: Seconds = 25.0
     """Time after SIGTERM in which a running capture may finish its bundle."""
     log_format: Literal["auto", "console", "json"] = Field(
@@ -135,6 +145,7 @@ def resolve(
         origins[key] = origin
     values.setdefault("state", default_state(variables))
     values.setdefault("output", values["state"] / "bundles")
+    values.setdefault("calibrate", origins["stall_after"] == "default")
     return Resolved(settings=Settings(**values), origins=origins)
 
 

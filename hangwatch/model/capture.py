@@ -317,6 +317,8 @@ class CaptureKind(StrEnum):
     """Why a capture is made."""
 
     INCIDENT = "incident"
+    NOTICE = "notice"
+    """No engine is at fault: what can be had without touching any of them."""
     RUN = "run"
     """Nothing is wrong: a record of a healthy process or fleet."""
 

@@ -70,6 +70,7 @@ class Incident:
         confirmed: ``False`` where only the log was there to ask.
         bundle: Path of the bundle, once written.
         closed_at: When the last member recovered or went.
+        notice: Whether nothing is wrong with the engines: worth a light capture, and no alarm.
     """
 
     id: str
@@ -82,3 +83,4 @@ class Incident:
     confirmed: bool = False
     bundle: str = ""
     closed_at: Instant | None = None
+    notice: bool = False

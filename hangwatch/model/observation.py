@@ -8,8 +8,9 @@ from typing import TypeAlias
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, Transition
+from hangwatch.model.lease import Lease
 from hangwatch.model.time import Instant
-from hangwatch.model.vitals import Counters, Health, ProcessVital, StackVital
+from hangwatch.model.vitals import Counters, GpuVital, Health, ProcessVital, StackVital
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,35 @@ class ProcessesSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpusSeen:
+    """A look at the GPUs of an instance."""
+
+    instance: InstanceKey
+    gpus: tuple[GpuVital, ...]
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTaken:
+    """A pause was announced."""
+
+    lease: Lease
+
+    @property
+    def at(self) -> Instant:
+        """When."""
+        return self.lease.at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReturned:
+    """The pause with this id is over, before its time."""
+
+    id: str
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StacksSeen:
     """Stage A of a capture was evaluated for an instance."""
 
@@ -199,7 +229,10 @@ Observation: TypeAlias = (
     | HealthSeen
     | CountersSeen
     | ProcessesSeen
+    | GpusSeen
     | StacksSeen
+    | LeaseTaken
+    | LeaseReturned
     | ChildSilent
     | ChildBack
     | LoopPaused

@@ -12,6 +12,8 @@ class Policy:
     Attributes:
         heartbeat_interval: Time between beats; ``None`` takes the profile's.
         stall_after: Silence that is suspicious while nothing excludes a long prefill.
+        calibrate: Whether ``stall_after`` follows the gaps that were seen to end by themselves; a
+            limit that somebody set stays as it is.
         missed_beats: Intervals of silence that suffice where a witness excludes one.
         together: Instances that fall silent within this many intervals belong to one incident.
         child_silence: A child that says nothing for so long makes its instances ``blind``.
@@ -19,10 +21,16 @@ class Policy:
         cool_down: Time after a capture in which the same instances start no new one.
         poll_interval: Time between two looks of the loop.
         sample_gap: Pause between the two samples of stage A.
+        pause_limit: A pause (sleep, weight update) that lasts longer is suspicious itself.
+        lease_limit: The longest lease that is granted.
+        starved_after: Time without work in the whole fleet that is worth a notice, while a job
+            runs.
+        job_running: Whether a job is known to run that should bring work, whoever sees it.
     """
 
     heartbeat_interval: float | None = None
     stall_after: float = 120.0
+    calibrate: bool = False
     missed_beats: int = 3
     together: float = 3.0
     child_silence: float = 5.0
@@ -30,3 +38,7 @@ class Policy:
     cool_down: float = 600.0
     poll_interval: float = 1.0
     sample_gap: float = 5.0
+    pause_limit: float = 7200.0
+    lease_limit: float = 7200.0
+    starved_after: float = 1800.0
+    job_running: bool = False

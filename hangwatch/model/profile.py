@@ -187,6 +187,8 @@ class EngineProfile:
             prefix_hit_pct draft_acceptance_pct``); numbers are best effort.
         interval: Seconds between beats while there is work.
         silent_when_idle: Whether an interval without tokens prints nothing.
+        step_driven: Whether beats come with the engine's steps and not with the clock: the
+            interval is then no more than a first guess, and the gaps seen so far tell.
         parts: Parts that a ``SLEEP`` puts to sleep, each of which must be woken.
         signals: Other lines that matter.
         endpoints: The only paths that may be asked with GET, by purpose
@@ -196,6 +198,11 @@ class EngineProfile:
             hang, because the engine's own monitor would have said otherwise; ``None`` if never.
         metrics: Names of metrics.
         roles: Process roles, first match wins.
+        polls_gpu: Whether the engine polls for the end of a GPU kernel, so that a process with few
+            context switches cannot be waiting for one.
+        context: Finds the context length in a command line: group ``tokens``; ``None`` if no
+            option gives it.
+        producer: Lines of a job that brings work, when it cannot: retries, time-outs, refusals.
         boring_threads: Threads (by name) that tell nothing of a hang.
         state: Numbers that are read from the memory of its processes.
         source: Where in the engine's code each fact was read.
@@ -208,6 +215,7 @@ class EngineProfile:
     families: tuple[re.Pattern[bytes], ...]
     interval: float
     silent_when_idle: bool
+    step_driven: bool = False
     parts: tuple[str, ...] = ()
     signals: tuple[SignalPattern, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
@@ -215,6 +223,9 @@ class EngineProfile:
     healthy_is_proof_after: float | None = None
     metrics: MetricNames = MetricNames()
     roles: tuple[RolePattern, ...] = ()
+    polls_gpu: bool = False
+    context: re.Pattern[str] | None = None
+    producer: tuple[re.Pattern[bytes], ...] = ()
     boring_threads: tuple[re.Pattern[str], ...] = ()
     state: tuple[StateTable, ...] = ()
     source: str = ""

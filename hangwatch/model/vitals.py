@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
 from hangwatch.model.identity import InstanceKey, Role
+from hangwatch.model.lease import Lease
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.time import Instant
 
@@ -98,6 +99,13 @@ class ProcessVital:
         cpu_pct: Share of one core since the look before, percent, or ``None``.
         vol_ctxt_per_s: Voluntary context switches a second, or ``None``.
         read_bytes_per_s: Bytes a second that it reads from storage, or ``None``.
+        switches_per_s: Voluntary context switches a second of all its threads together, or
+            ``None``: threads are only looked at while a beat is missing.
+        busiest_cpu_pct: Share of one core of its busiest thread, percent, or ``None``.
+        stdout_pipe: Whether its standard output is a pipe, which blocks it when nobody reads.
+        unsent_bytes: Bytes that it wrote into connections of its clients and that nobody takes, or
+            ``None`` if not looked at.
+        context: Context length in tokens that its command line names, or ``None``.
         needed: Whether the instance cannot work without it.
     """
 
@@ -111,12 +119,38 @@ class ProcessVital:
     cpu_pct: float | None = None
     vol_ctxt_per_s: float | None = None
     read_bytes_per_s: float | None = None
+    switches_per_s: float | None = None
+    busiest_cpu_pct: float | None = None
+    stdout_pipe: bool = False
+    unsent_bytes: int | None = None
+    context: int | None = None
     needed: bool = True
 
     @property
     def ended(self) -> bool:
         """Whether it is gone, or waits to be reaped."""
         return self.state in ("", "Z", "X")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuVital:
+    """One GPU at one look.
+
+    Attributes:
+        index: Its number.
+        at: When.
+        utilization_pct: Share of the last second in which a kernel ran; a kernel that spins counts.
+        memory_activity_pct: Share of the last second in which its memory was read or written.
+        power_w: Watts it draws.
+        power_limit_w: Watts it may draw.
+    """
+
+    index: int
+    at: Instant
+    utilization_pct: float | None = None
+    memory_activity_pct: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
 
 
 class Motion(StrEnum):
@@ -210,7 +244,10 @@ class Vitals:
         healthy_is_proof_after: See ``EngineProfile``.
         counters: Last answer of ``/metrics`` for this engine.
         processes: Its processes, where known.
+        gpus: Its GPUs, where known.
+        gpus_rest_since: First of the unbroken run of looks that saw none of them compute.
         stacks: What stage A said, where it ran.
+        lease: The announced pause that ends last, or ``None``.
         sources: The logs that carry its beats.
         siblings_at: Last beat of any sibling on one of the same logs.
         blind_since: Since when the child that looks for us is silent.
@@ -243,7 +280,10 @@ class Vitals:
     healthy_is_proof_after: float | None = None
     counters: Counters | None = None
     processes: tuple[ProcessVital, ...] = ()
+    gpus: tuple[GpuVital, ...] = ()
+    gpus_rest_since: Instant | None = None
     stacks: StackVital | None = None
+    lease: Lease | None = None
     sources: tuple[SourceVital, ...] = ()
     siblings_at: Instant | None = None
     blind_since: Instant | None = None

@@ -21,8 +21,15 @@ def complaint(tmp_path: Path, text: str) -> str:
     return str(caught.value).replace(str(tmp_path), "")
 
 
-def test_without_any_layer_the_policy_is_the_default_one():
-    assert Policy() == resolve({}, environment={}).settings.policy()
+def test_without_any_layer_the_policy_is_the_default_one_and_calibrates_itself():
+    assert Policy(calibrate=True) == resolve({}, environment={}).settings.policy()
+
+
+def test_a_limit_that_somebody_set_is_not_calibrated_unless_asked_for():
+    fixed = resolve({"stall_after": 90}, environment={}).settings.policy()
+    asked = resolve({"stall_after": 90, "calibrate": True}, environment={}).settings.policy()
+
+    assert (False, True) == (fixed.calibrate, asked.calibrate)
 
 
 def test_each_layer_overrides_the_one_before_and_is_remembered(tmp_path):
