@@ -141,11 +141,13 @@ class Memory:
         incidents: All that are remembered.
         cooling: Who was captured, and when.
         serial: Number of the last incident.
+        leases: Announced pauses.
     """
 
     incidents: tuple[Incident, ...] = ()
     cooling: tuple[Cooling, ...] = ()
     serial: int = 0
+    leases: tuple[Lease, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +218,7 @@ def begin(
         ),
         cooling={entry.instance: entry.captured_at for entry in memory.cooling},
         serial=memory.serial,
+        leases={lease.id: lease for lease in memory.leases if lease.until > now},
     )
 
 
@@ -225,6 +228,7 @@ def remember(state: State) -> Memory:
         incidents=state.incidents,
         cooling=tuple(Cooling(instance=key, captured_at=at) for key, at in state.cooling.items()),
         serial=state.serial,
+        leases=tuple(state.leases.values()),
     )
 
 

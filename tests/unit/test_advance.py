@@ -14,12 +14,14 @@ from hangwatch.core.advance import Memory, advance, begin, due, overall, remembe
 from hangwatch.core.codec import from_plain, to_plain
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import IncidentState
+from hangwatch.model.lease import Lease
 from hangwatch.model.observation import (
     CaptureEnded,
     ChildBack,
     ChildSilent,
     CloseIncident,
     HealthSeen,
+    LeaseTaken,
     LoopPaused,
     ProcessesSeen,
     RecordStall,
@@ -216,6 +218,19 @@ def _alive():  # type: ignore[no-untyped-def]
     return ProcessVital(
         pid=100, role=Role.API_SERVER, state="S", since=Instant(1302), at=Instant(1302)
     )
+
+
+def test_a_lease_outlives_a_restart_and_ends_when_it_would_have():
+    running, over = (
+        Lease(id=name, at=Instant(100), until=Instant(until), reason="weights", holder="pid 7")
+        for name, until in (("running", 1500), ("over", 1200))
+    )
+    first = Run().over([LeaseTaken(lease=running), LeaseTaken(lease=over)], until=1000)
+    memory = from_plain(Memory, to_plain(remember(first.state)))
+
+    state = begin(POLICY, PROFILES, FakeClock().epoch(), Instant(1300), memory=memory)
+
+    assert {"running": running} == state.leases
 
 
 def test_a_capture_that_was_cut_off_by_a_restart_is_started_anew():
