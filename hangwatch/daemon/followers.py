@@ -36,7 +36,7 @@ from hangwatch.model.observation import (
     SourceUnreadable,
 )
 from hangwatch.model.policy import Policy
-from hangwatch.model.profile import EngineProfile
+from hangwatch.model.profile import EngineProfile, Signal
 from hangwatch.model.time import Clock, Instant
 from hangwatch.system.logs import log
 from hangwatch.system.paths import MountTable, place_of
@@ -98,6 +98,7 @@ class Followers:
         self._mounts = MountTable()
         self._followers: dict[str, _Follower] = {}
         self._found: dict[str, SourceFound] = {}
+        self._stamped: dict[str, Instant] = {}
         self._missed: set[str] = set()
 
     @property
@@ -249,6 +250,7 @@ class Followers:
             case SourceRetired():
                 follower.sources.pop(event.source, None)
                 self._found.pop(event.source, None)
+                self._stamped.pop(event.source, None)
                 log.info("hangwatch.log_retired", log=event.source, reason=event.reason)
             case SourceUnreadable():
                 log.warning("hangwatch.log_unreadable", log=event.source, reason=event.reason)
@@ -285,18 +287,32 @@ class Followers:
             actor=found.actor if found is not None else "",
             zone=self._zone(),
         )
-        return seen if line.fresh else tuple(map(self._dated, seen))
+        if line.fresh:
+            self._stamped.pop(line.source, None)
+            return seen
+        return tuple(
+            dated for each in seen if (dated := self._dated(each, line.source)) is not None
+        )
 
-    def _dated(self, seen: BeatSeen | SignalArrived) -> BeatSeen | SignalArrived:
+    def _dated(
+        self, seen: BeatSeen | SignalArrived, source: str
+    ) -> BeatSeen | SignalArrived | None:
         """Return what lay in a log before we listened, at the moment that its stamp says.
 
         When it arrived nobody knows; its stamp is the best there is, and never later than now.
+        Access lines have none and take that of the beat above them. Without one they are left
+        out: an answer of yesterday must not look like one of now.
         """
         printed = seen.beat.printed if isinstance(seen, BeatSeen) else seen.signal.printed
-        if printed is None or printed.tzinfo is None:
-            return seen
-        now = self._clock.now()
-        at = Instant(now + min(0.0, (printed - self._clock.wall()).total_seconds()))
+        if printed is not None and printed.tzinfo is not None:
+            now = self._clock.now()
+            at = Instant(now + min(0.0, (printed - self._clock.wall()).total_seconds()))
+            self._stamped[source] = at
+        elif source in self._stamped:
+            at = self._stamped[source]
+        else:
+            answered = isinstance(seen, SignalArrived) and seen.signal.signal is Signal.COMPLETED
+            return None if answered else seen
         if isinstance(seen, BeatSeen):
             return replace(seen, beat=replace(seen.beat, at=at))
         return replace(seen, signal=replace(seen.signal, at=at))

@@ -19,6 +19,7 @@ from hangwatch.model.observation import (
     BeatSeen,
     ChildBack,
     ChildSilent,
+    SignalArrived,
     SourceFound,
     SourceGrew,
     SourceRetired,
@@ -129,6 +130,26 @@ def test_a_line_from_before_we_listened_is_dated_by_its_stamp():
     assert isinstance(seen, BeatSeen)
     assert isinstance(new, BeatSeen)
     assert (40.0, 100.0) == (seen.beat.at, new.beat.at)
+
+
+def test_an_answer_from_before_we_listened_is_as_old_as_the_beat_above_it():
+    scene = Scene(zone=lambda: UTC)
+    scene.clock.sleep(100.0)
+    scene.followers.follow(["/var/a.log"])
+    scene.followers.hear()
+    text = BEAT.replace(b"05:44:59", b"10:00:40")
+    beat = Line(source="/var/a.log", text=text, at=Instant(100.0), fresh=False)
+    answer = replace(
+        beat, text=b'INFO:     127.0.0.1:40000 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+    )
+    unknown = scene.say(scene.nursery.last, answer)
+    (_, old) = scene.say(scene.nursery.last, beat, answer)
+    (new,) = scene.say(scene.nursery.last, replace(answer, fresh=True))
+
+    assert () == unknown
+    assert isinstance(old, SignalArrived)
+    assert isinstance(new, SignalArrived)
+    assert (40.0, 100.0) == (old.signal.at, new.signal.at)
 
 
 def test_growth_is_passed_on():
