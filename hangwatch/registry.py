@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ import hangwatch.profiles
 import hangwatch.renderers
 import hangwatch.rules
 from hangwatch.errors import ConfigError
-from hangwatch.model.capture import Collector
+from hangwatch.model.capture import CaptureRequest, Collector
 from hangwatch.model.dossier import Renderer, Rule
 from hangwatch.model.profile import EngineProfile
 
@@ -32,21 +33,30 @@ def _built_in(package: Any, constant: str) -> dict[str, Any]:
 
 
 @cache
-def profiles() -> dict[str, EngineProfile]:
-    """Return every built-in engine profile by name."""
+def _profiles() -> dict[str, EngineProfile]:
     return _built_in(hangwatch.profiles, "PROFILE")
 
 
-def profile(name: str) -> EngineProfile:
-    """Return the engine profile *name*.
+def profiles(defined: Iterable[EngineProfile] = ()) -> dict[str, EngineProfile]:
+    """Return every engine profile by name: the built-in ones, then those *defined* elsewhere."""
+    return _profiles() | {each.name: each for each in defined}
+
+
+def profile(name: str, defined: Iterable[EngineProfile] = ()) -> EngineProfile:
+    """Return the engine profile *name*, one of ``profiles(defined)``.
 
     Raises:
         ConfigError: There is none.
     """
-    known = profiles()
+    known = profiles(defined)
     if name not in known:
         raise ConfigError(f"there is no profile {name!r}: choose one of {', '.join(known)}")
     return known[name]
+
+
+def profiles_of(request: CaptureRequest) -> tuple[EngineProfile, ...]:
+    """Return the engines that a capture may meet: those that it names, else all built-in ones."""
+    return request.profiles or tuple(_profiles().values())
 
 
 @cache

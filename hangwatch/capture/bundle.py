@@ -36,7 +36,7 @@ from hangwatch.core.hindsight import judgement
 from hangwatch.core.layout import BEATS, INCIDENT, ISSUE, MANIFEST, REPORT, SUFFIX, bundle_name
 from hangwatch.core.redaction import Redactor, WithheldError
 from hangwatch.core.story import headline
-from hangwatch.errors import ConfigError, OutputError
+from hangwatch.errors import OutputError
 from hangwatch.model.capture import (
     Artifact,
     CaptureOutcome,
@@ -108,9 +108,7 @@ def write(outcome: CaptureOutcome, request: CaptureRequest, *, clock: Clock) -> 
             Nothing is left that looks like a bundle.
         ConfigError: The profile does not exist.
     """
-    profile = registry.profiles().get(request.profile)
-    if profile is None:
-        raise ConfigError(f"there is no profile {request.profile!r}")
+    profile = registry.profile(request.profile, request.profiles)
     key = _key(request.state)
     redactor = Redactor(key, hosts=_own_names())
     contents = _fit(_redacted(outcome, redactor))

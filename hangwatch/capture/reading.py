@@ -195,7 +195,7 @@ def _rescued(files: EvidenceFiles, profile: EngineProfile) -> Rescued:
         )
     for name, data in files.rescues.items():
         try:
-            return unpack(data, profile)
+            return unpack(data, (profile,))
         except ValueError as error:
             raise NotABundleError(f"{name}: {error}") from error
     return Rescued()

@@ -78,7 +78,7 @@ def run(
         OutputError: There is nowhere to write.
         ConfigError: The profile does not exist.
     """
-    profile = registry.profile(request.profile)
+    profile = registry.profile(request.profile, request.profiles)
     rooms = Rooms.create(Path(request.output), request.id)
     try:
         capture = _Capture(request, profile, rooms, clock, progress=progress, stopped=stopped)
@@ -94,7 +94,7 @@ def dry_run(request: CaptureRequest, *, clock: Clock) -> CapturePlan:
     Raises:
         ConfigError: The profile does not exist.
     """
-    profile = registry.profile(request.profile)
+    profile = registry.profile(request.profile, request.profiles)
     with tempfile.TemporaryDirectory(prefix="hangwatch-") as folder:
         rooms = Rooms.create(Path(folder), request.id)
         capture = _Capture(request, profile, rooms, clock)
@@ -189,7 +189,7 @@ class _Capture:
         targets = kinship.related(
             rows,
             seeds=request.seeds,
-            profile=self._profile,
+            profiles=registry.profiles_of(self._request),
             instances=request.instances,
             logs=request.logs,
         )

@@ -58,7 +58,7 @@ def command(
         raise UsageError("--now captures and --dry-run does not: leave one of them out")
     procfs.identify(pid)
     resolved = resolve(flags, file=config)
-    kin = ask_kin(pid, registry.profile(resolved.settings.profile))
+    kin = ask_kin(pid, (registry.profile(resolved.settings.profile),))
     if kin.problem:
         raise TargetNotFoundError(kin.problem)
     if not as_json:
@@ -230,7 +230,9 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
 
     def rejudge(stage_a: StageA) -> str:
         # What may be gone in a moment is in; now what the logs say.
-        beats = recent_beats(kin.logs, policy=request.policy, profile=profile, clock=clock)
+        beats = recent_beats(
+            kin.logs, policy=request.policy, profiles={profile.name: profile}, clock=clock
+        )
         known.append(replace(request, beats=beats))
         seen: tuple[Observation, ...] = (*stage_a.processes, *stage_a.stacks)
         return judgement(known[-1], seen, until=clock.now(), profile=profile).verdict.word

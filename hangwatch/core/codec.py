@@ -2,7 +2,7 @@
 
 Children must start in a few megabytes, so this is a small recursion over dataclass fields and not
 a validation library. It knows what ``hangwatch.model`` is made of: dataclasses, tuples, mappings
-with string keys, enums, ``datetime``, pure paths, bytes patterns excluded, and unions. A dataclass
+with string keys, enums, ``datetime``, pure paths, compiled patterns, and unions. A dataclass
 is written with a ``"type"`` key (its class name), which is what tells the members of a union apart.
 Unknown keys are ignored, so that an older reader survives a newer writer.
 """
@@ -10,6 +10,7 @@ Unknown keys are ignored, so that an older reader survives a newer writer.
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
@@ -48,6 +49,9 @@ def to_plain(value: object) -> Any:  # noqa: PLR0911  # one return a kind
         return str(value)
     if isinstance(value, bytes):
         return value.decode("latin-1")
+    if isinstance(value, re.Pattern):
+        # What ``(?i)`` within it says is among the flags, and may be said twice.
+        return {"pattern": to_plain(value.pattern), "flags": value.flags}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, Sequence | set | frozenset):
@@ -86,6 +90,8 @@ def _reader(kind: Any) -> Reader:  # noqa: C901, PLR0911, PLR0912  # one branch 
         return _read_none
     if origin is tuple:
         return _tuple_reader(get_args(kind))
+    if origin is re.Pattern:
+        return _pattern_reader(get_args(kind)[0])
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping_reader(get_args(kind)[1])
     if isinstance(kind, type):
@@ -131,6 +137,18 @@ def _enum_reader(kind: type[Enum]) -> Reader:
             return kind(data)
         except ValueError as error:
             raise CodecError(str(error)) from error
+
+    return read
+
+
+def _pattern_reader(text: Any) -> Reader:
+    read_text = _reader(text)
+
+    def read(data: Any) -> Any:
+        try:
+            return re.compile(read_text(data["pattern"]), data["flags"])
+        except (KeyError, TypeError, ValueError, re.error) as error:
+            raise CodecError(f"expected a pattern and its flags: {error}") from error
 
     return read
 

@@ -73,7 +73,7 @@ _TELLING_STATE: Final = 100  # stopped, traced, dead or in D: outweighs every di
 @dataclass(slots=True)
 class _Search:
     rows: Mapping[int, ProcessRow]
-    profile: EngineProfile
+    profiles: tuple[EngineProfile, ...]
     children: dict[int, list[int]] = field(default_factory=dict)
     why: dict[int, str] = field(default_factory=dict)
     named: set[int] = field(default_factory=set)
@@ -124,7 +124,7 @@ def related(
     table: Iterable[ProcessRow],
     *,
     seeds: Iterable[int],
-    profile: EngineProfile,
+    profiles: Iterable[EngineProfile],
     instances: Sequence[CapturedInstance] = (),
     logs: Iterable[str] = (),
 ) -> tuple[Target, ...]:
@@ -134,7 +134,7 @@ def related(
         table: Every process there is, looked at closely (``system.procfs.look_closer``); a row
             without title and descriptors still takes part by its parent and name.
         seeds: Processes that were named.
-        profile: Knows the roles.
+        profiles: Know the roles.
         instances: The engines; their own processes are seeds, too, and name what descends
             from them.
         logs: Paths of followed logs; who writes them is a seed.
@@ -144,7 +144,7 @@ def related(
         of this module find.
     """
     rows = {row.pid: row for row in table if not row.kernel}
-    search = _Search(rows=rows, profile=profile)
+    search = _Search(rows=rows, profiles=tuple(profiles))
     for pid in seeds:
         search.add(pid, "named", named=True)
     for instance in instances:
@@ -160,7 +160,7 @@ def related(
     for row in rows.values():
         if row.gpus:
             search.add(row.pid, f"holds /dev/nvidia{row.gpus[0]}")
-        elif role_of(row, profile) is Role.DRIVER or _sessions(row, "driver") & sessions:
+        elif role_of(row, search.profiles) is Role.DRIVER or _sessions(row, "driver") & sessions:
             search.add(row.pid, "drives the job")
     targets = [
         target
@@ -194,7 +194,7 @@ def _add_upstream(search: _Search, copier: ProcessRow, log: str) -> None:
 def _add_parents(search: _Search) -> None:
     for pid in tuple(search.why):
         parent = search.rows.get(search.rows[pid].ppid)
-        while parent is not None and role_of(parent, search.profile) in NEEDED:
+        while parent is not None and role_of(parent, search.profiles) in NEEDED:
             search.add(parent.pid, f"parent of {pid}")
             parent = search.rows.get(parent.ppid)
 
@@ -223,11 +223,29 @@ def _add_ray(search: _Search) -> None:
                 search.add(row.pid, "Ray's cluster state")
 
 
-def role_of(row: ProcessRow, profile: EngineProfile) -> Role:
+def recognised(
+    row: ProcessRow, profiles: Iterable[EngineProfile]
+) -> tuple[Role, EngineProfile] | None:
+    """Return what a process does by its title and names, and whose profile knows.
+
+    What an engine's own processes are called goes before what is common to several engines.
+    """
+    found: tuple[Role, EngineProfile] | None = None
+    for profile in profiles:
+        for known in profile.roles:
+            if known.pattern.search(row.title) or known.pattern.search(row.comm):
+                if known.role in NEEDED:
+                    return known.role, profile
+                found = found or (known.role, profile)
+                break
+    return found
+
+
+def role_of(row: ProcessRow, profiles: Iterable[EngineProfile]) -> Role:
     """Return what a process does, by its title and names; ``OTHER`` if nothing is known of it."""
-    for known in profile.roles:
-        if known.pattern.search(row.title) or known.pattern.search(row.comm):
-            return known.role
+    known = recognised(row, profiles)
+    if known is not None:
+        return known[0]
     if row.comm in _RAY_SYSTEM:
         return Role.RAY_SYSTEM
     if row.comm in _HELPER_NAMES or _HELPER.search(row.title):
@@ -244,7 +262,7 @@ def _sessions(row: ProcessRow, kind: str) -> set[str]:
 
 
 def _role(search: _Search, row: ProcessRow, instances: Sequence[CapturedInstance]) -> Role:
-    role = role_of(row, search.profile)
+    role = role_of(row, search.profiles)
     if role is not Role.OTHER:
         return role
     if _sessions(row, "driver"):
@@ -256,7 +274,7 @@ def _role(search: _Search, row: ProcessRow, instances: Sequence[CapturedInstance
         return Role.API_SERVER
     # Before it named itself, LMDeploy's engine was a nameless spawned child with a GPU.
     parent = search.rows.get(row.ppid)
-    if row.gpus and parent is not None and role_of(parent, search.profile) is Role.API_SERVER:
+    if row.gpus and parent is not None and role_of(parent, search.profiles) is Role.API_SERVER:
         return Role.ENGINE
     return role
 
@@ -333,7 +351,7 @@ def _caller(
     found = callers & servers.keys()
     if role is Role.ENGINE_WORKER and not found:
         engines = {
-            pid for pid in callers if role_of(search.rows[pid], search.profile) is Role.ENGINE
+            pid for pid in callers if role_of(search.rows[pid], search.profiles) is Role.ENGINE
         }
         found = {pid for pid in servers if pid in search.calls and search.calls[pid] & engines}
     return found.pop() if len(found) == 1 else None

@@ -241,10 +241,7 @@ class _Layer:
 
     def _parse(self, record: Record, peeled: Peeled) -> tuple[BeatSeen | SignalArrived, ...]:
         line = Line(source=self.stream.name, text=record.text, at=Instant(0.0))
-        for profile in self._profiles:
-            if found := parsing.parse(line, profile, pid=self.stream.pid, peeled=peeled):
-                return found
-        return ()
+        return parsing.parse(line, self._profiles, pid=self.stream.pid, peeled=peeled)
 
     def _beat(self, seen: _Seen) -> Heartbeat | None:
         for found in self._parse(seen.record, seen.peeled):

@@ -29,7 +29,7 @@ def needles(profiles: Iterable[EngineProfile]) -> tuple[bytes, ...]:
 
 def parse(
     line: Line,
-    profile: EngineProfile,
+    profiles: Iterable[EngineProfile],
     *,
     pid: int | None = None,
     actor: str = "",
@@ -40,7 +40,7 @@ def parse(
 
     Args:
         line: A candidate.
-        profile: The engine to look for.
+        profiles: The engines to look for; the first that knows the line is taken at its word.
         pid: Process that writes the log, where its name or its descriptor says so; a Ray prefix
             in the line itself goes first.
         actor: Task or actor that writes the log; not used for the instance's identity, because
@@ -53,8 +53,11 @@ def parse(
         return ()
     if peeled is None:
         peeled = peel(line.text)
+    known = tuple(profiles)
     host, writer = peeled.host, peeled.pid if peeled.pid is not None else pid
-    if any(needle in peeled.body for needle in profile.needles):
+    for profile in known:
+        if not any(needle in peeled.body for needle in profile.needles):
+            continue
         alive = profile.alive.search(peeled.body)
         if alive is not None:
             instance = InstanceKey(
@@ -62,22 +65,23 @@ def parse(
             )
             beat = _beat(peeled, alive, line=line, profile=profile, instance=instance, zone=zone)
             return (BeatSeen(beat=beat, fresh=line.fresh),)
-    for pattern in profile.signals:
-        if pattern.needle not in peeled.body:
-            continue
-        match = pattern.pattern.search(peeled.body)
-        if match is not None:
-            signal = SignalSeen(
-                instance=InstanceKey(host=host, pid=writer),
-                signal=pattern.signal,
-                at=line.at,
-                printed=_zoned(peeled.stamp or stamps.find(peeled.body), zone),
-                source=line.source,
-                text=peeled.body[:300].decode("utf-8", "replace"),
-                parts=_parts(pattern, match, profile),
-                profile=profile.name,
-            )
-            return (SignalArrived(signal=signal, fresh=line.fresh),)
+    for profile in known:
+        for pattern in profile.signals:
+            if pattern.needle not in peeled.body:
+                continue
+            match = pattern.pattern.search(peeled.body)
+            if match is not None:
+                signal = SignalSeen(
+                    instance=InstanceKey(host=host, pid=writer),
+                    signal=pattern.signal,
+                    at=line.at,
+                    printed=_zoned(peeled.stamp or stamps.find(peeled.body), zone),
+                    source=line.source,
+                    text=peeled.body[:300].decode("utf-8", "replace"),
+                    parts=_parts(pattern, match, profile),
+                    profile=profile.name,
+                )
+                return (SignalArrived(signal=signal, fresh=line.fresh),)
     return ()
 
 

@@ -195,24 +195,21 @@ def _read(
     material: LogMaterial,
     log: _Log,
 ) -> tuple[Observation, ...]:
-    for profile in profiles:
-        found = parsing.parse(line, profile, pid=pid, zone=material.epoch.wall.tzinfo)
-        for item in found:
-            if isinstance(item, BeatSeen):
-                key = item.beat.instance
-                log.heartbeats += 1
-                kept = log.beats.setdefault(key, deque(maxlen=KEPT_BEATS))
-                # A driver's copy of a beat is no second beat.
-                if not kept or kept[-1].printed != item.beat.printed:
-                    kept.append(item.beat)
-                log.cited[key] = Citation(
-                    path=line.source,
-                    line=line.number,
-                    text=line.text[:200].decode("utf-8", "replace"),
-                )
-        if found:
-            return found
-    return ()
+    found = parsing.parse(line, profiles, pid=pid, zone=material.epoch.wall.tzinfo)
+    for item in found:
+        if isinstance(item, BeatSeen):
+            key = item.beat.instance
+            log.heartbeats += 1
+            kept = log.beats.setdefault(key, deque(maxlen=KEPT_BEATS))
+            # A driver's copy of a beat is no second beat.
+            if not kept or kept[-1].printed != item.beat.printed:
+                kept.append(item.beat)
+            log.cited[key] = Citation(
+                path=line.source,
+                line=line.number,
+                text=line.text[:200].decode("utf-8", "replace"),
+            )
+    return found
 
 
 def _about(state: State, snapshots: Sequence[Observation]) -> tuple[Observation, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -56,7 +56,7 @@ class Rescued:
     problems: list[str] = field(default_factory=list)
 
 
-def unpack(data: bytes, profile: EngineProfile) -> Rescued:
+def unpack(data: bytes, profiles: Iterable[EngineProfile]) -> Rescued:
     """Return what *data* holds.
 
     Raises:
@@ -71,7 +71,7 @@ def unpack(data: bytes, profile: EngineProfile) -> Rescued:
     found = Rescued(ended=_instant(document.get("ended")))
     found.problems += [word(each) for each in _list(document, "problems") if word(each)]
     processes = [raw for raw in _objects(document, "processes") if integer(raw.get("pid"))]
-    targets = _targets(processes[:MAX_PROCESSES], profile)
+    targets = _targets(processes[:MAX_PROCESSES], profiles)
     _unpack_logs(document, targets, found)
     rows: dict[int, list[dict[str, Any]]] = {}
     for raw in processes[:MAX_PROCESSES]:
@@ -88,7 +88,9 @@ def unpack(data: bytes, profile: EngineProfile) -> Rescued:
     return found
 
 
-def _targets(processes: list[Mapping[str, Any]], profile: EngineProfile) -> dict[int, Target]:
+def _targets(
+    processes: list[Mapping[str, Any]], profiles: Iterable[EngineProfile]
+) -> dict[int, Target]:
     """Return each process with its role."""
     rows = []
     parents = {raw["pid"]: integer(_first(raw).get("ppid")) or 0 for raw in processes}
@@ -106,7 +108,7 @@ def _targets(processes: list[Mapping[str, Any]], profile: EngineProfile) -> dict
             )
         )
     logs = {path for row in rows for path in row.logs}
-    found = related(rows, seeds=[row.pid for row in rows], profile=profile, logs=logs)
+    found = related(rows, seeds=[row.pid for row in rows], profiles=profiles, logs=logs)
     return {target.process.pid: target for target in found}
 
 

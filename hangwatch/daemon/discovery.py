@@ -4,8 +4,9 @@
 
 - in ``{"kind": "sessions", "every": S}``: from now on look for raylets every S seconds;
   out ``{"kind": "sessions", "sessions": [RaySession…]}``, first and whenever it changes;
-- in ``{"kind": "kin", "pid": N, "profile": NAME}``; out ``{"kind": "kin", "kin": Kin}``;
-- in ``{"kind": "owners", "logs": […], "profile": NAME}``;
+- in ``{"kind": "kin", "pid": N, "profiles": [EngineProfile…]}``;
+  out ``{"kind": "kin", "kin": Kin}``;
+- in ``{"kind": "owners", "logs": […], "profiles": [EngineProfile…]}``;
   out ``{"kind": "owners", "owners": [LogOwner…]}``.
 
 A process of its own, because command lines and foreign file systems can block for as long as the
@@ -20,15 +21,14 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from hangwatch import registry
 from hangwatch.core import kinship
-from hangwatch.core.codec import to_plain
+from hangwatch.core.codec import from_plain, to_plain
 from hangwatch.errors import TargetNotFoundError
 from hangwatch.model.capture import CapturedInstance, Target
 from hangwatch.model.discovery import Kin, LogOwner, RaySession
-from hangwatch.model.identity import InstanceKey, Role
+from hangwatch.model.identity import NEEDED, InstanceKey, Role
 from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile
 from hangwatch.system import procfs
@@ -114,7 +114,7 @@ def _same(here: Path, there: Path) -> bool:
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
 
-def kin(pid: int, profile: EngineProfile) -> Kin:
+def kin(pid: int, profiles: Sequence[EngineProfile]) -> Kin:
     """Return what *pid* belongs to; ``problem`` says why nothing can be said."""
     try:
         procfs.identify(pid)
@@ -130,13 +130,13 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
     except OSError:
         return Kin(pid=pid, problem=f"process {pid} ended while it was looked at")
     rows = table()
-    targets = kinship.related(rows, seeds=(pid,), profile=profile)
+    targets = kinship.related(rows, seeds=(pid,), profiles=profiles)
     by_pid = {row.pid: row for row in rows}
     servers = tuple(target.process.pid for target in targets if target.role is Role.API_SERVER)
     printers = servers or (_above(pid, targets, by_pid),)
     if not servers:
         instances = [CapturedInstance(instance=InstanceKey(pid=p), pid=p) for p in printers]
-        targets = kinship.related(rows, seeds=(pid,), profile=profile, instances=instances)
+        targets = kinship.related(rows, seeds=(pid,), profiles=profiles, instances=instances)
     logs: dict[str, int | None] = {}
     for server in printers:
         for path in _output_of(by_pid[server], rows) if server in by_pid else ():
@@ -146,9 +146,22 @@ def kin(pid: int, profile: EngineProfile) -> Kin:
         pid=pid,
         targets=targets,
         servers=printers,
+        profile=_profile(targets, by_pid, profiles),
         guessed=not servers and all(target.role not in _ENGINE for target in targets),
         logs=tuple(LogOwner(log=path, pid=server) for path, server in logs.items()),
     )
+
+
+def _profile(
+    targets: Iterable[Target], rows: Mapping[int, ProcessRow], profiles: Sequence[EngineProfile]
+) -> str:
+    """Return the profile that knows the likeliest of the needed processes, ``""`` if none does."""
+    for target in targets:
+        row = rows.get(target.process.pid)
+        known = kinship.recognised(row, profiles) if row is not None else None
+        if known is not None and known[0] in NEEDED:
+            return known[1].name
+    return ""
 
 
 def _above(pid: int, targets: Sequence[Target], rows: Mapping[int, ProcessRow]) -> int:
@@ -183,17 +196,17 @@ def _readable(pid: int, logs: Sequence[str]) -> Iterator[str]:
             yield log if _same(Path(log), Path(through)) else through
 
 
-def owners(logs: Iterable[str], profile: EngineProfile) -> tuple[LogOwner, ...]:
+def owners(logs: Iterable[str], profiles: Sequence[EngineProfile]) -> tuple[LogOwner, ...]:
     """Return who writes each of *logs*: the server, where several processes share a log."""
     rows = table()
-    return tuple(LogOwner(log=log, pid=_owner(log, rows, profile)) for log in logs)
+    return tuple(LogOwner(log=log, pid=_owner(log, rows, profiles)) for log in logs)
 
 
-def _owner(log: str, rows: Sequence[ProcessRow], profile: EngineProfile) -> int | None:
+def _owner(log: str, rows: Sequence[ProcessRow], profiles: Sequence[EngineProfile]) -> int | None:
     # What the daemon reads as its standard input is a pipe, known by its number alone.
     real = _standard_input() if log == "-" else os.path.realpath(log)
     rows = [row for row in rows if row.pid != os.getppid() and row.ppid != os.getppid()]
-    targets = kinship.related(rows, seeds=(), profile=profile, logs=(real,))
+    targets = kinship.related(rows, seeds=(), profiles=profiles, logs=(real,))
     writers = {t.process.pid: t for t in targets if t.why.startswith("writes")}
     # Engines and workers inherit the output of the server that started them.
     first = [target for target in writers.values() if target.ppid not in writers]
@@ -205,6 +218,11 @@ def _standard_input() -> str:
     with contextlib.suppress(OSError):
         return str(Path(f"/proc/{os.getppid()}/fd/0").readlink())
     return ""
+
+
+def _profiles_of(message: Mapping[str, Any]) -> tuple[EngineProfile, ...]:
+    profiles: tuple[EngineProfile, ...] = from_plain(tuple[EngineProfile, ...], message["profiles"])
+    return profiles
 
 
 def body(channel: Channel) -> None:
@@ -219,10 +237,10 @@ def body(channel: Channel) -> None:
                     looking_every = float(message["every"])
                     look_at, told = 0.0, None
                 case "kin":
-                    found = kin(int(message["pid"]), registry.profiles()[message["profile"]])
+                    found = kin(int(message["pid"]), _profiles_of(message))
                     channel.send({"kind": "kin", "kin": to_plain(found)})
                 case "owners":
-                    whose = owners(message["logs"], registry.profiles()[message["profile"]])
+                    whose = owners(message["logs"], _profiles_of(message))
                     channel.send({"kind": "owners", "owners": to_plain(whose)})
                 case _:
                     pass

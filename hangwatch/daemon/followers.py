@@ -70,7 +70,7 @@ class Followers:
         *,
         clock: Clock,
         policy: Policy,
-        profile: EngineProfile,
+        profiles: Mapping[str, EngineProfile],
         roots: Sequence[str] = (),
         offsets: Mapping[str, Any] | None = None,
         zone: Callable[[], tzinfo | None] = lambda: None,
@@ -81,7 +81,7 @@ class Followers:
         Args:
             clock: Ours.
             policy: The limits.
-            profile: The engine whose lines matter.
+            profiles: Engines whose lines matter, by name.
             roots: Directories beneath which links may lead.
             offsets: What ``offsets`` returned in an earlier life.
             zone: Returns the zone of naive stamps.
@@ -90,7 +90,7 @@ class Followers:
         self.writers: dict[str, int] = {}
         self._clock = clock
         self._policy = policy
-        self._profile = profile
+        self._profiles = tuple(profiles.values())
         self._roots = tuple(roots)
         self._saved = dict(offsets or {})
         self._zone = zone
@@ -193,10 +193,11 @@ class Followers:
 
     def _order(self, follower: _Follower) -> Mapping[str, Any]:
         # Our own requests leave lines in an access log; such growth proves nothing.
-        echoes = tuple(f'"GET {path} '.encode() for path in self._profile.endpoints.values())
+        paths = sorted({path for each in self._profiles for path in each.endpoints.values()})
+        echoes = tuple(f'"GET {path} '.encode() for path in paths)
         request = FollowRequest(
             patterns=tuple(follower.patterns),
-            needles=parsing.needles((self._profile,)),
+            needles=parsing.needles(self._profiles),
             roots=self._roots,
             streams=follower.streams,
             mount=follower.place if follower.place.startswith("/") else "",
@@ -282,7 +283,7 @@ class Followers:
         found = self._found.get(line.source)
         seen = parsing.parse(
             line,
-            self._profile,
+            self._profiles,
             pid=found.pid if found is not None else None,
             actor=found.actor if found is not None else "",
             zone=self._zone(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from hangwatch.daemon.followers import Followers
@@ -22,7 +22,7 @@ def recent_beats(
     logs: Iterable[LogOwner],
     *,
     policy: Policy,
-    profile: EngineProfile,
+    profiles: Mapping[str, EngineProfile],
     clock: Clock,
     patience: float = 5.0,
 ) -> tuple[Heartbeat, ...]:
@@ -32,7 +32,7 @@ def recent_beats(
     """
     owners = tuple(logs)
     followers = Followers(
-        clock=clock, policy=policy, profile=profile, zone=lambda: clock.wall().tzinfo
+        clock=clock, policy=policy, profiles=profiles, zone=lambda: clock.wall().tzinfo
     )
     followers.writers.update({o.log: o.pid for o in owners if o.pid is not None})
     followers.follow(owner.log for owner in owners)

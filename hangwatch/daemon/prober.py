@@ -2,8 +2,9 @@
 
 ``python -m hangwatch.daemon.prober`` talks with the daemon:
 
-- in ``{"kind": "watch", "profile": NAME, "interval": S, "instances": [{"instance": InstanceKey,
-  "pid": N}…]}``: from now on these, and no others;
+- in ``{"kind": "watch", "profiles": [EngineProfile…], "interval": S | null, "instances":
+  [{"instance": InstanceKey, "pid": N, "profile": NAME}…]}``: from now on these, and no others;
+  each has one of the profiles, and ``interval``, where given, goes before what they say;
 - out ``{"kind": "observations", "items": [HealthSeen | CountersSeen | ProcessesSeen…]}``;
 - out ``{"kind": "found", "instance": InstanceKey, "address": URL, "pids": [N…]}`` whenever an
   address or the processes of an instance become known or change.
@@ -31,7 +32,6 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from hangwatch import registry
 from hangwatch.core import endpoints, kinship
 from hangwatch.core.codec import from_plain, to_plain
 from hangwatch.model.capture import CapturedInstance, Target
@@ -138,6 +138,8 @@ class Server:
     Attributes:
         pid: It.
         keys: The instances whose beats it prints.
+        profile: The engine that it is.
+        interval: Seconds between its beats.
         candidates: Sockets that may speak HTTP, likeliest first.
         address: The one that does.
         kin: Its processes by number, itself among them.
@@ -152,6 +154,8 @@ class Server:
 
     pid: int
     keys: tuple[InstanceKey, ...]
+    profile: EngineProfile
+    interval: float
     candidates: tuple[Address, ...] = ()
     address: Address | None = None
     kin: dict[int, Watched] = field(default_factory=dict)
@@ -162,11 +166,16 @@ class Server:
     ask_at: dict[str, float] = field(default_factory=dict)
     pauses: dict[str, float] = field(default_factory=dict)
 
-    def came(self, purpose: str, *, timed_out: bool, period: float, now: float) -> None:
+    @property
+    def period(self) -> float:
+        """Seconds between two requests at one endpoint."""
+        return max(1.0, self.interval)
+
+    def came(self, purpose: str, *, timed_out: bool, now: float) -> None:
         """Note that a question has ended; one that nobody answers is asked more and more seldom."""
         self.asking.discard(purpose)
         if timed_out:
-            pause = min(MAX_PAUSE, 2 * self.pauses.get(purpose, period / 2))
+            pause = min(MAX_PAUSE, 2 * self.pauses.get(purpose, self.period / 2))
             self.pauses[purpose] = pause
             self.ask_at[purpose] = now + pause
         else:
@@ -272,7 +281,7 @@ class Finder:
     def search(
         self,
         instances: Mapping[InstanceKey, int],
-        profile: EngineProfile,
+        profiles: tuple[EngineProfile, ...],
         found: Callable[[tuple[Target, ...]], None],
     ) -> None:
         """Search once; *found* is called in the main thread."""
@@ -283,7 +292,7 @@ class Finder:
             targets: tuple[Target, ...] = ()
             try:
                 rows = self._table(frozenset(instances.values()))
-                targets = kinship.related(rows, seeds=(), profile=profile, instances=captured)
+                targets = kinship.related(rows, seeds=(), profiles=profiles, instances=captured)
             finally:
                 self._done(lambda: self._finish(targets, found))
 
@@ -327,15 +336,9 @@ class Prober:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._finder = Finder(self._later)
         self._servers: dict[int, Server] = {}
-        self._profile: EngineProfile | None = None
-        self._interval = 0.0
+        self._profiles: tuple[EngineProfile, ...] = ()
         self._look_at = self._search_at = 0.0
         self._search_pause = 1.0
-
-    @property
-    def _period(self) -> float:
-        """Seconds between two requests at one endpoint."""
-        return max(1.0, self._interval)
 
     def run(self) -> None:
         """Serve until the channel closes."""
@@ -346,7 +349,7 @@ class Prober:
                     self._watch(message)
             self._take_finished()
             now = time.monotonic()
-            if self._profile is not None:
+            if self._servers:
                 self._search(now)
                 self._look(now)
                 self._ask(now)
@@ -377,45 +380,48 @@ class Prober:
                 return
 
     def _watch(self, message: Mapping[str, Any]) -> None:
-        self._profile = registry.profiles()[message.get("profile", "lmdeploy")]
-        self._interval = float(message.get("interval") or self._profile.interval)
+        self._profiles = from_plain(tuple[EngineProfile, ...], message["profiles"])
+        by_name = {profile.name: profile for profile in self._profiles}
         keys: dict[int, list[InstanceKey]] = {}
+        profiles: dict[int, EngineProfile] = {}
         for entry in message["instances"]:
-            keys.setdefault(int(entry["pid"]), []).append(
-                from_plain(InstanceKey, entry["instance"])
-            )
+            pid = int(entry["pid"])
+            keys.setdefault(pid, []).append(from_plain(InstanceKey, entry["instance"]))
+            profiles[pid] = by_name[entry["profile"]]
         servers = {}
         for pid, own in keys.items():
+            profile = profiles[pid]
+            interval = float(message["interval"] or profile.interval)
             server = self._servers.get(pid)
-            if server is None or server.keys != tuple(own):
-                server = Server(pid=pid, keys=tuple(own))
+            if server is None or (server.keys, server.profile) != (tuple(own), profile):
+                server = Server(pid=pid, keys=tuple(own), profile=profile, interval=interval)
                 self._search_at, self._search_pause = 0.0, 1.0
             servers[pid] = server
         self._servers = servers
 
     def _search(self, now: float) -> None:
-        if now < self._search_at or self._finder.searching or not self._servers:
+        if now < self._search_at or self._finder.searching:
             return
-        assert self._profile is not None
         known = all(server.address is not None for server in self._servers.values())
         self._search_pause = SEARCH_EVERY if known else min(SEARCH_EVERY, 2.0 * self._search_pause)
         self._search_at = now + self._search_pause
         instances = {key: s.pid for s in self._servers.values() for key in s.keys}
-        self._finder.search(instances, self._profile, self._learn)
+        self._finder.search(instances, self._profiles, self._learn)
 
     def _learn(self, targets: tuple[Target, ...]) -> None:
         now = time.monotonic()
         for number, server in enumerate(self._servers.values()):
             server.learn(targets)
             # Spread over the period, so that our requests are no burst in the engines' logs.
-            server.ask_at.setdefault("health", now + self._period * number / len(self._servers))
+            server.ask_at.setdefault("health", now + server.period * number / len(self._servers))
             self._tell_found(server)
         self._look_at = 0.0
 
     def _look(self, now: float) -> None:
         if now < self._look_at:
             return
-        self._look_at = now + max(1.0, self._interval / 2)
+        shortest = min(server.interval for server in self._servers.values())
+        self._look_at = now + max(1.0, shortest / 2)
         at = Instant(now)
         self._send(
             ProcessesSeen(instance=key, processes=vitals, at=at)
@@ -425,32 +431,29 @@ class Prober:
         )
 
     def _ask(self, now: float) -> None:
-        assert self._profile is not None
         for server in self._servers.values():
             for purpose, at in tuple(server.ask_at.items()):
                 if now < at or purpose in server.asking:
                     continue
-                server.ask_at[purpose] = now + self._period
+                server.ask_at[purpose] = now + server.period
                 addresses = (server.address,) if server.address else server.candidates
-                if purpose in self._profile.endpoints and addresses:
+                if purpose in server.profile.endpoints and addresses:
                     server.asking.add(purpose)
                     question = {"health": self._ask_health, "metrics": self._ask_metrics}[purpose]
                     threading.Thread(
                         target=question,
-                        args=(server, addresses, self._profile),
+                        args=(server, addresses),
                         name=f"{purpose} of {server.pid}",
                         daemon=True,
                     ).start()
 
-    def _ask_health(
-        self, server: Server, addresses: tuple[Address, ...], profile: EngineProfile
-    ) -> None:
+    def _ask_health(self, server: Server, addresses: tuple[Address, ...]) -> None:
         """Ask in a thread of its own until an address answers as a health endpoint does."""
         health: Health | None = None
         answered: Address | None = None
         mute = False
         for address in addresses:
-            answer = _health(address, profile)
+            answer = _health(address, server.profile)
             mute = mute or answer.outcome is Outcome.TIMED_OUT
             if answer.outcome is Outcome.ANSWERED:
                 health, answered = answer, address
@@ -464,7 +467,7 @@ class Prober:
     def _health_came(
         self, server: Server, health: Health | None, answered: Address | None, *, mute: bool
     ) -> None:
-        server.came("health", timed_out=mute, period=self._period, now=time.monotonic())
+        server.came("health", timed_out=mute, now=time.monotonic())
         if self._servers.get(server.pid) is not server:
             return
         if answered is not None and server.address is None:
@@ -473,17 +476,15 @@ class Prober:
             self._tell_found(server)
         if health is not None:
             if health.outcome is Outcome.REFUSED:
-                self._search_at = min(self._search_at, time.monotonic() + self._period)
+                self._search_at = min(self._search_at, time.monotonic() + server.period)
             self._send(HealthSeen(instance=key, health=health) for key in server.keys)
 
-    def _ask_metrics(
-        self, server: Server, addresses: tuple[Address, ...], profile: EngineProfile
-    ) -> None:
+    def _ask_metrics(self, server: Server, addresses: tuple[Address, ...]) -> None:
         """Ask in a thread of its own; no answer tells nothing that health does not tell."""
         response = http.get(
             addresses[0].owner,
             addresses[0].listener,
-            profile.endpoints["metrics"],
+            server.profile.endpoints["metrics"],
             timeout=TIMEOUT,
         )
         found: dict[str, Counters] = {}
@@ -491,14 +492,14 @@ class Prober:
             text = response.body.decode("utf-8", "replace")
             found = endpoints.counters(
                 (sample for _, sample in endpoints.samples(text)),
-                profile,
+                server.profile,
                 at=Instant(time.monotonic()),
             )
         mute = endpoints.outcome_of_error(response.error) is Outcome.TIMED_OUT
         self._later(lambda: self._metrics_came(server, found, mute=mute))
 
     def _metrics_came(self, server: Server, found: Mapping[str, Counters], *, mute: bool) -> None:
-        server.came("metrics", timed_out=mute, period=self._period, now=time.monotonic())
+        server.came("metrics", timed_out=mute, now=time.monotonic())
         if self._servers.get(server.pid) is server:
             self._send(
                 CountersSeen(instance=key, counters=counters)

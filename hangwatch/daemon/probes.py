@@ -34,7 +34,7 @@ class Probes:
         *,
         clock: Clock,
         policy: Policy,
-        profile: EngineProfile,
+        profiles: Mapping[str, EngineProfile],
         roster: Roster,
         start: Launch = launch,
     ) -> None:
@@ -43,15 +43,15 @@ class Probes:
         Args:
             clock: Ours.
             policy: The limits.
-            profile: The engine.
-            roster: Knows the processes; learns addresses and kin.
+            profiles: Engines that may be met, by name; the first is assumed where nothing says.
+            roster: Knows the processes and their engines; learns addresses and kin.
             start: Starts the prober.
         """
         self._clock = clock
         self._policy = policy
-        self._profile = profile
+        self._profiles = profiles
         self._roster = roster
-        self._watched: dict[InstanceKey, int] = {}
+        self._watched: dict[InstanceKey, tuple[int, str]] = {}
         self._keeper = Keeper(
             PROBER,
             "prober",
@@ -72,7 +72,10 @@ class Probes:
 
     def hear(self) -> tuple[Observation, ...]:
         """Return what was probed; look after the prober."""
-        known = dict(self._roster.processes())
+        known = {
+            instance: (pid, self._roster.profile_of(instance) or next(iter(self._profiles)))
+            for instance, pid in self._roster.processes().items()
+        }
         if not known and not self._watched:
             return ()
         if known != self._watched:
@@ -99,11 +102,11 @@ class Probes:
     def _order(self) -> Mapping[str, Any]:
         return {
             "kind": "watch",
-            "profile": self._profile.name,
-            "interval": self._policy.heartbeat_interval or self._profile.interval,
+            "profiles": to_plain(tuple(self._profiles.values())),
+            "interval": self._policy.heartbeat_interval,
             "instances": [
-                {"instance": to_plain(instance), "pid": pid}
-                for instance, pid in self._watched.items()
+                {"instance": to_plain(instance), "pid": pid, "profile": profile}
+                for instance, (pid, profile) in self._watched.items()
             ],
         }
 

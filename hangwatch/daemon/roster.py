@@ -20,6 +20,7 @@ class _Entry:
     fresh: bool = False
     sources: dict[str, bool] = field(default_factory=dict)  # to whether it was relayed
     pid: int | None = None
+    profile: str = ""
     url: str = ""
     kin: tuple[int, ...] = ()
 
@@ -37,16 +38,18 @@ class Roster:
         self._owners: dict[str, int | None] = {}
         self._orphans: dict[str, int] = {}
 
-    def attach(self, pid: int) -> InstanceKey:
+    def attach(self, pid: int, profile: str = "") -> InstanceKey:
         """Take in the server *pid*, named by the user; its identity was checked."""
         key = InstanceKey(pid=pid)
-        self._entries.setdefault(key, _Entry()).pid = pid
+        entry = self._entries.setdefault(key, _Entry())
+        entry.pid, entry.profile = pid, profile
         return key
 
     def see(self, beat: Heartbeat, *, fresh: bool) -> None:
         """Take note of a beat."""
         entry = self._entries.setdefault(beat.instance, _Entry())
         entry.fresh = entry.fresh or fresh
+        entry.profile = beat.profile or entry.profile
         entry.sources.setdefault(beat.source, beat.relayed)
         proven = fresh and beat.instance.pid is not None
         if beat.relayed or proven or self._owners.get(beat.source) is not None:
@@ -82,6 +85,11 @@ class Roster:
         if instance.pid is not None:
             return instance.pid if entry.fresh or instance.pid in owners else None
         return owners.pop() if len(owners) == 1 else None
+
+    def profile_of(self, instance: InstanceKey) -> str:
+        """Return the name of its engine's profile, or ``""``."""
+        entry = self._entries.get(instance)
+        return entry.profile if entry is not None else ""
 
     def url_of(self, instance: InstanceKey) -> str:
         """Return where its server answers, or ``""``."""

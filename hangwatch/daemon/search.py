@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from hangwatch.core.codec import CodecError, from_plain
+from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.daemon.children import Keeper, Launch, Wire, launch
 from hangwatch.daemon.roster import Roster
 from hangwatch.model.discovery import Kin, LogOwner, RaySession
@@ -31,7 +31,7 @@ ASK_EVERY: Final = 10.0
 """Seconds between two questions for the owners of logs: reads a lot of each process."""
 
 
-def ask_kin(pid: int, profile: EngineProfile, *, timeout: float = 20.0) -> Kin:
+def ask_kin(pid: int, profiles: Iterable[EngineProfile], *, timeout: float = 20.0) -> Kin:
     """Return what *pid* belongs to, asked of a child that may block; ``problem`` says why not."""
     slow = Kin(
         pid=pid,
@@ -41,7 +41,7 @@ def ask_kin(pid: int, profile: EngineProfile, *, timeout: float = 20.0) -> Kin:
     with Child(DISCOVERY, name="discovery") as child:
         deadline = time.monotonic() + timeout
         try:
-            child.channel.send({"kind": "kin", "pid": pid, "profile": profile.name})
+            child.channel.send({"kind": "kin", "pid": pid, "profiles": to_plain(tuple(profiles))})
             while (left := deadline - time.monotonic()) > 0:
                 for message in child.channel.wait(left):
                     if message_kind(message) == "kin":
@@ -60,7 +60,7 @@ class Search:
         *,
         clock: Clock,
         policy: Policy,
-        profile: EngineProfile,
+        profiles: Mapping[str, EngineProfile],
         roster: Roster,
         found: Callable[[RaySession | Kin], None],
         start: Launch = launch,
@@ -70,14 +70,14 @@ class Search:
         Args:
             clock: Ours.
             policy: The limits.
-            profile: The engine.
+            profiles: Engines that may be met, by name.
             roster: Says which logs' owners are asked for; learns them.
             found: Told each Ray session, again when its logs change, and each answer about kin.
             start: Starts the child.
         """
         self._clock = clock
         self._policy = policy
-        self._profile = profile
+        self._profiles = to_plain(tuple(profiles.values()))
         self._roster = roster
         self._found = found
         self._start = start
@@ -145,12 +145,12 @@ class Search:
         if self._sessions:
             yield {"kind": "sessions", "every": LOOK_EVERY}
         for pid in self._kin:
-            yield {"kind": "kin", "pid": pid, "profile": self._profile.name}
+            yield {"kind": "kin", "pid": pid, "profiles": self._profiles}
         if self._owners:
             yield self._owners_question()
 
     def _owners_question(self) -> Mapping[str, Any]:
-        return {"kind": "owners", "logs": self._owners, "profile": self._profile.name}
+        return {"kind": "owners", "logs": self._owners, "profiles": self._profiles}
 
     def _understand(self, message: Mapping[str, Any]) -> None:
         match message_kind(message):

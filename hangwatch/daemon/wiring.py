@@ -28,7 +28,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -110,7 +110,9 @@ class Watch:
         self._resolved = resolved
         self._settings = resolved.settings
         self._policy = self._settings.policy()
-        self._profile = registry.profile(self._settings.profile)
+        self._profiles = {
+            profile.name: profile for profile in (registry.profile(self._settings.profile),)
+        }
         self._pids = tuple(pids)
         self._streams = dict(streams or {})
         self._streams_left = set(self._streams)
@@ -170,7 +172,7 @@ class Watch:
         common: dict[str, Any] = {
             "clock": self._clock,
             "policy": self._policy,
-            "profile": self._profile,
+            "profiles": self._profiles,
         }
         self._followers = Followers(
             **common, offsets=state.load("offsets"), zone=lambda: self._clock.wall().tzinfo
@@ -194,7 +196,7 @@ class Watch:
         self.loop = Loop(
             advance.begin(
                 self._policy,
-                {self._profile.name: self._profile},
+                self._profiles,
                 epoch,
                 self._clock.now(),
                 memory=recall(state, epoch),
@@ -389,7 +391,8 @@ class Watch:
             id=incident.id,
             kind=CaptureKind.INCIDENT,
             output=str(self._settings.output),
-            profile=self._profile.name,
+            profile=self._profile_of(members),
+            profiles=tuple(self._profiles.values()),
             policy=self._policy,
             epoch=self._clock.epoch(),
             incident=incident,
@@ -410,6 +413,11 @@ class Watch:
             settings=self._resolved.as_rows(),
             state=str(self._settings.state),
         )
+
+    def _profile_of(self, instances: Iterable[InstanceKey]) -> str:
+        """Return the profile of the first of *instances* whose engine is known."""
+        known = (self._roster.profile_of(instance) for instance in instances)
+        return next(filter(None, known), "") or next(iter(self._profiles))
 
     def _retired(self) -> Mapping[InstanceKey, int]:
         """Return the instances that are gone, with their pids; a bundle is not about them."""
@@ -440,7 +448,7 @@ class Watch:
                 self._lost = problem
             case Kin():
                 for server in found.servers:
-                    self._roster.attach(server)
+                    self._roster.attach(server, found.profile)
                 for owner in found.logs:
                     if owner.pid is not None:
                         self._followers.writers[owner.log] = owner.pid

@@ -15,6 +15,7 @@ from hangwatch.model.incident import Incident, Transition
 from hangwatch.model.observation import ProcessesSeen, StacksSeen
 from hangwatch.model.policy import Policy
 from hangwatch.model.process import Listener
+from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Epoch, Instant
 
 
@@ -349,6 +350,7 @@ class CaptureRequest:
         kind: Why.
         output: Directory that receives the bundle; the work directory lies in it too.
         profile: Name of the engine profile.
+        profiles: Engines that may be met; empty for all built-in ones.
         policy: The limits in use.
         epoch: Maps instants to wall time.
         incident: What happened, or ``None``.
@@ -370,6 +372,7 @@ class CaptureRequest:
     profile: str
     policy: Policy
     epoch: Epoch
+    profiles: tuple[EngineProfile, ...] = ()
     incident: Incident | None = None
     verdict: str = ""
     instances: tuple[CapturedInstance, ...] = ()

@@ -48,6 +48,7 @@ class Kin:
         servers: Processes that print heartbeats, as far as roles tell.
         logs: What to follow, and which server prints it: paths where they are mounted here
             too, else paths through ``/proc/PID/fd``.
+        profile: Name of the profile that knows the engine by its processes, or ``""``.
         guessed: Whether no role tells a server or an engine, and ``servers`` is a guess.
         problem: Why nothing can be said, one sentence with its remedy, or ``""``.
     """
@@ -56,5 +57,6 @@ class Kin:
     targets: tuple[Target, ...] = ()
     servers: tuple[int, ...] = ()
     logs: tuple[LogOwner, ...] = ()
+    profile: str = ""
     guessed: bool = False
     problem: str = ""

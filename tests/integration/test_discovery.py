@@ -30,7 +30,7 @@ def fleet(tmp_path_factory):
 
 
 def test_the_kin_of_a_server_are_its_engine_its_log_and_its_address(server):
-    kin = ask_kin(server.pid, PROFILE)
+    kin = ask_kin(server.pid, (PROFILE,))
 
     roles = {target.process.pid: target.role for target in kin.targets}
     assert (server.pid,) == kin.servers
@@ -41,11 +41,11 @@ def test_the_kin_of_a_server_are_its_engine_its_log_and_its_address(server):
 
 
 def test_the_kin_of_an_engine_are_its_servers(server):
-    assert (server.pid,) == ask_kin(server.engine_pid, PROFILE).servers
+    assert (server.pid,) == ask_kin(server.engine_pid, (PROFILE,)).servers
 
 
 def test_a_log_belongs_to_the_server_that_writes_it_not_to_the_engine_that_inherited_it(server):
-    (owner,) = discovery.owners([str(server.log)], PROFILE)
+    (owner,) = discovery.owners([str(server.log)], (PROFILE,))
 
     assert server.pid == owner.pid
 
@@ -54,7 +54,7 @@ def test_a_log_that_nobody_writes_has_no_owner(tmp_path):
     log = tmp_path / "old.log"
     log.write_text("")
 
-    assert [None] == [owner.pid for owner in discovery.owners([str(log)], PROFILE)]
+    assert [None] == [owner.pid for owner in discovery.owners([str(log)], (PROFILE,))]
 
 
 def test_a_log_behind_a_pipe_belongs_to_whoever_writes_into_the_pipe(tmp_path):
@@ -66,7 +66,7 @@ def test_a_log_behind_a_pipe_belongs_to_whoever_writes_into_the_pipe(tmp_path):
     ):
         os.close(read)
         os.close(write)
-        kin = ask_kin(server.pid, PROFILE)
+        kin = ask_kin(server.pid, (PROFILE,))
         server.stop()
         tee.wait(30)
 
@@ -84,7 +84,7 @@ def test_a_log_that_was_deleted_is_read_through_its_descriptor(tmp_path):
         ) as process,
     ):
         log.unlink()
-        kin = ask_kin(process.pid, PROFILE)
+        kin = ask_kin(process.pid, (PROFILE,))
         process.kill()
 
     assert [f"/proc/{process.pid}/fd/1"] == [owner.log for owner in kin.logs]
@@ -94,7 +94,7 @@ def test_a_process_that_does_not_exist_is_a_problem_with_a_remedy():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
 
-    assert "there is no process" in ask_kin(process.pid, PROFILE).problem
+    assert "there is no process" in ask_kin(process.pid, (PROFILE,)).problem
 
 
 def test_a_ray_session_is_found_by_its_raylet(fleet):
@@ -106,7 +106,7 @@ def test_a_ray_session_is_found_by_its_raylet(fleet):
 
 
 def test_every_server_of_a_session_is_kin_of_each(fleet):
-    kin = ask_kin(fleet.servers[0]["pid"], PROFILE)
+    kin = ask_kin(fleet.servers[0]["pid"], (PROFILE,))
 
     assert {server["pid"] for server in fleet.servers} <= {t.process.pid for t in kin.targets}
     assert {server["pid"] for server in fleet.servers} == set(kin.servers)

@@ -160,7 +160,7 @@ def beats(output: bytes) -> list[Heartbeat]:
     found = []
     for text in output.splitlines():
         line = Line(source="stdout", text=text, at=Instant(0.0))
-        found += [s.beat for s in parsing.parse(line, PROFILE) if isinstance(s, BeatSeen)]
+        found += [s.beat for s in parsing.parse(line, (PROFILE,)) if isinstance(s, BeatSeen)]
     return found
 
 

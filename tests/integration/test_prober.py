@@ -24,6 +24,7 @@ from hangwatch.model.observation import CountersSeen, HealthSeen, ProcessesSeen
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.time import Instant
 from hangwatch.model.vitals import Counters, Outcome
+from hangwatch.profiles.lmdeploy import PROFILE
 from hangwatch.system.spawn import Child
 
 LIMIT = 60.0
@@ -44,10 +45,11 @@ class Talk:
         self.child.channel.send(
             {
                 "kind": "watch",
-                "profile": "lmdeploy",
+                "profiles": to_plain((PROFILE,)),
                 "interval": interval,
                 "instances": [
-                    {"instance": to_plain(key), "pid": pid} for key, pid in servers
+                    {"instance": to_plain(key), "pid": pid, "profile": PROFILE.name}
+                    for key, pid in servers
                 ],
             }
         )  # fmt: skip
@@ -105,15 +107,15 @@ def talk() -> Iterator[Talk]:
 
 
 def test_a_server_that_never_answers_is_asked_more_and_more_seldom():
-    server = Server(pid=1, keys=())
+    server = Server(pid=1, keys=(), profile=PROFILE, interval=10.0)
     pauses = []
     now = 0.0
     while now < 4 * 3600:
-        server.came("health", timed_out=True, period=10.0, now=now + 15.0)
+        server.came("health", timed_out=True, now=now + 15.0)
         pauses.append(server.ask_at["health"] - (now + 15.0))
         now = server.ask_at["health"]
-    server.came("health", timed_out=False, period=10.0, now=now)
-    server.came("health", timed_out=True, period=10.0, now=now)
+    server.came("health", timed_out=False, now=now)
+    server.came("health", timed_out=True, now=now)
 
     assert [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0] == pauses[:7]
     assert len(pauses) < 60
@@ -182,7 +184,7 @@ def test_a_process_that_is_somebody_elses_is_released_and_not_gone():
         return Target(process=ProcessId(pid), ppid=ppid, role=role, instance=instance)
 
     ours, other = os.getpid(), os.getppid()
-    server = Server(pid=ours, keys=(InstanceKey(pid=ours),))
+    server = Server(pid=ours, keys=(InstanceKey(pid=ours),), profile=PROFILE, interval=10.0)
     name = str(ours)
     server.learn((target(ours, 1, Role.API_SERVER, name), target(other, 1, Role.ENGINE, name)))
     before = server.look(Instant(1.0))

@@ -1,3 +1,5 @@
+import json
+import re
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
@@ -10,10 +12,11 @@ from hangwatch.model.capture import Artifact, Evidence, Failure, FailureKind, Ph
 from hangwatch.model.heartbeat import Heartbeat, Line
 from hangwatch.model.identity import InstanceKey, ProcessId
 from hangwatch.model.observation import BeatSeen, HealthSeen, Observation
-from hangwatch.model.profile import HealthMeaning
+from hangwatch.model.profile import EngineProfile, HealthMeaning
 from hangwatch.model.time import Instant
 from hangwatch.model.verdict import Confidence, Hung, Idle, Verdict
 from hangwatch.model.vitals import Health, Outcome
+from hangwatch.registry import profiles
 
 EVIDENCE = Evidence(
     step="stacks/4242/1",
@@ -99,3 +102,16 @@ def test_a_wall_time_keeps_its_offset():
     wall = datetime(2026, 3, 4, tzinfo=UTC)
 
     assert wall == from_plain(datetime, to_plain(wall))
+
+
+@pytest.mark.parametrize("profile", profiles().values(), ids=lambda profile: profile.name)
+def test_a_profile_travels_with_its_patterns(profile):
+    plain = json.loads(json.dumps(to_plain(profile)))
+
+    assert profile == from_plain(EngineProfile, plain)
+
+
+@pytest.mark.parametrize("data", [{"pattern": "("}, {"pattern": "(", "flags": 0}, "x", None])
+def test_what_is_no_pattern_is_refused(data):
+    with pytest.raises(CodecError):
+        from_plain(re.Pattern[str], data)

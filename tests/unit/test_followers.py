@@ -43,7 +43,11 @@ class Scene:
         self.clock = FakeClock()
         self.nursery = Nursery()
         self.followers = Followers(
-            clock=self.clock, policy=Policy(), profile=PROFILE, start=self.nursery, **more
+            clock=self.clock,
+            policy=Policy(),
+            profiles={PROFILE.name: PROFILE},
+            start=self.nursery,
+            **more,
         )
 
     def say(self, child: FakeChild, *events: object) -> tuple[object, ...]:

@@ -68,7 +68,7 @@ SERVER_11 = CapturedInstance(instance=InstanceKey(pid=11), pid=11)
 
 
 def test_a_standalone_server_brings_its_engine_and_workers():
-    found = by_pid(related(STANDALONE, seeds=(42,), profile=PROFILE))
+    found = by_pid(related(STANDALONE, seeds=(42,), profiles=(PROFILE,)))
 
     assert {42: Role.API_SERVER, 44: Role.ENGINE, 45: Role.OTHER} == {
         pid: target.role for pid, target in found.items()
@@ -76,14 +76,14 @@ def test_a_standalone_server_brings_its_engine_and_workers():
 
 
 def test_an_engine_brings_the_server_that_started_it():
-    found = by_pid(related(STANDALONE, seeds=(44,), profile=PROFILE))
+    found = by_pid(related(STANDALONE, seeds=(44,), profiles=(PROFILE,)))
 
     assert {42, 44, 45} == set(found)
     assert found[42].why == "parent of 44"
 
 
 def test_under_ray_every_sibling_of_the_same_raylet_is_kin():
-    found = by_pid(related(RAY, seeds=(), profile=PROFILE, instances=(SERVER_11,)))
+    found = by_pid(related(RAY, seeds=(), profiles=(PROFILE,), instances=(SERVER_11,)))
 
     assert {
         9: Role.RAY_SYSTEM,
@@ -119,7 +119,7 @@ SERVERS = tuple(CapturedInstance(instance=InstanceKey(pid=pid), pid=pid) for pid
 
 
 def test_under_ray_connections_say_which_server_an_engine_and_its_worker_serve():
-    found = by_pid(related(FLEET, seeds=(), profile=PROFILE, instances=SERVERS))
+    found = by_pid(related(FLEET, seeds=(), profiles=(PROFILE,), instances=SERVERS))
 
     assert {11: "11", 12: "12", 21: "11", 22: "12", 31: "11", 40: ""} == {
         pid: found[pid].instance for pid in (11, 12, 21, 22, 31, 40)
@@ -129,13 +129,13 @@ def test_under_ray_connections_say_which_server_an_engine_and_its_worker_serve()
 def test_an_engine_that_two_servers_call_is_nobodys():
     both = tuple(replace(r, called=("::1:121",)) if r.pid == 12 else r for r in FLEET)
 
-    found = by_pid(related(both, seeds=(), profile=PROFILE, instances=SERVERS))
+    found = by_pid(related(both, seeds=(), profiles=(PROFILE,), instances=SERVERS))
 
     assert "" == found[21].instance
 
 
 def test_the_driver_is_whoever_drives_the_same_ray_session():
-    found = by_pid(related(FLEET, seeds=(11,), profile=PROFILE))
+    found = by_pid(related(FLEET, seeds=(11,), profiles=(PROFILE,)))
 
     assert Role.DRIVER is found[50].role
     assert 51 not in found
@@ -146,13 +146,13 @@ def test_a_worker_whose_parent_is_hidden_is_found_by_its_raylet_variable():
         replace(item, ppid=0, raylet=10) if item.pid in (11, 12) else item for item in RAY
     )
 
-    found = by_pid(related(orphans, seeds=(11,), profile=PROFILE))
+    found = by_pid(related(orphans, seeds=(11,), profiles=(PROFILE,)))
 
     assert found[12].why == "same raylet as 11"
 
 
 def test_with_one_server_the_engines_under_ray_are_its_own():
-    found = by_pid(related(RAY, seeds=(), profile=PROFILE, instances=(SERVER_11,)))
+    found = by_pid(related(RAY, seeds=(), profiles=(PROFILE,), instances=(SERVER_11,)))
 
     assert found[12].instance == found[13].instance == "11"
     assert found[14].instance == ""
@@ -161,7 +161,7 @@ def test_with_one_server_the_engines_under_ray_are_its_own():
 def test_with_several_servers_an_engine_under_ray_is_not_guessed_to_belong_to_one():
     other = CapturedInstance(instance=InstanceKey(pid=99), pid=99)
 
-    found = by_pid(related(RAY, seeds=(), profile=PROFILE, instances=(SERVER_11, other)))
+    found = by_pid(related(RAY, seeds=(), profiles=(PROFILE,), instances=(SERVER_11, other)))
 
     assert found[11].instance == "11"
     assert found[12].instance == ""
@@ -180,7 +180,7 @@ def test_the_engine_of_a_stopped_instance_is_captured_first():
 
     order = [
         target.process.pid
-        for target in related(table, seeds=(), profile=PROFILE, instances=instances)
+        for target in related(table, seeds=(), profiles=(PROFILE,), instances=instances)
     ]
 
     assert [54, 52, 44, 42, 45] == order
@@ -189,7 +189,7 @@ def test_the_engine_of_a_stopped_instance_is_captured_first():
 def test_a_stopped_process_comes_before_its_equals():
     table = tuple(replace(item, state="T") if item.pid == 45 else item for item in STANDALONE)
 
-    first = related(table, seeds=(42,), profile=PROFILE)[0]
+    first = related(table, seeds=(42,), profiles=(PROFILE,))[0]
 
     assert first.process.pid == 45
 
@@ -200,7 +200,7 @@ def test_whoever_writes_the_log_is_kin():
         for item in STANDALONE
     )
 
-    found = by_pid(related(table, seeds=(), profile=PROFILE, logs=("/logs/server.log",)))
+    found = by_pid(related(table, seeds=(), profiles=(PROFILE,), logs=("/logs/server.log",)))
 
     assert found[42].why == "writes /logs/server.log"
     assert 40 not in found
@@ -214,7 +214,7 @@ def test_the_topmost_writer_of_the_log_is_the_server_and_its_children_are_not():
         row(61, ppid=60, title="python -c spawn_main()", logs=log),
     )
 
-    found = by_pid(related(table, seeds=(), profile=PROFILE, logs=log))
+    found = by_pid(related(table, seeds=(), profiles=(PROFILE,), logs=log))
 
     assert {60: Role.API_SERVER, 61: Role.OTHER} == {p: t.role for p, t in found.items()}
 
@@ -232,7 +232,7 @@ def test_the_server_behind_tee_is_kin():
         ),
     )
 
-    found = by_pid(related(table, seeds=(), profile=PROFILE, logs=("/logs/server.log",)))
+    found = by_pid(related(table, seeds=(), profiles=(PROFILE,), logs=("/logs/server.log",)))
 
     assert {60} == set(found)
 
@@ -244,17 +244,17 @@ def test_our_own_processes_are_not_kin():
         row(71, title="/venv/bin/python /venv/bin/hangwatch watch", gpus=(0,)),
     )
 
-    assert {42, 44, 45} == set(by_pid(related(table, seeds=(42,), profile=PROFILE)))
+    assert {42, 44, 45} == set(by_pid(related(table, seeds=(42,), profiles=(PROFILE,))))
 
 
 def test_what_was_named_is_kept_even_if_it_looks_boring():
-    assert {40, 42, 44, 45} == set(by_pid(related(STANDALONE, seeds=(40,), profile=PROFILE)))
+    assert {40, 42, 44, 45} == set(by_pid(related(STANDALONE, seeds=(40,), profiles=(PROFILE,))))
 
 
 def test_the_process_that_prints_the_beats_is_the_server_whatever_its_title():
     instance = CapturedInstance(instance=InstanceKey(pid=90), pid=90)
 
-    found = related(STANDALONE, seeds=(), profile=PROFILE, instances=(instance,))
+    found = related(STANDALONE, seeds=(), profiles=(PROFILE,), instances=(instance,))
 
     assert (90, Role.API_SERVER) in {(item.process.pid, item.role) for item in found}
 
@@ -262,8 +262,8 @@ def test_the_process_that_prints_the_beats_is_the_server_whatever_its_title():
 def test_a_nameless_child_of_a_server_that_holds_a_gpu_is_its_engine():
     table = tuple(replace(item, comm="python") if item.pid == 44 else item for item in STANDALONE)
 
-    assert by_pid(related(table, seeds=(42,), profile=PROFILE))[44].role is Role.ENGINE
+    assert by_pid(related(table, seeds=(42,), profiles=(PROFILE,)))[44].role is Role.ENGINE
 
 
 def test_seeds_that_are_gone_find_nobody():
-    assert () == related((INIT, row(90)), seeds=(4242,), profile=PROFILE)
+    assert () == related((INIT, row(90)), seeds=(4242,), profiles=(PROFILE,))

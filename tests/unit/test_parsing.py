@@ -25,7 +25,7 @@ BEAT = (
 
 def of(text: bytes, *, pid: int | None = None) -> BeatSeen | SignalArrived | None:
     line = Line(source="log", text=text, at=Instant(7.0))
-    found = parse(line, PROFILE, pid=pid, zone=timezone(timedelta(hours=8)))
+    found = parse(line, (PROFILE,), pid=pid, zone=timezone(timedelta(hours=8)))
     return found[0] if found else None
 
 

@@ -262,7 +262,7 @@ def test_the_document_of_these_tests_keeps_to_the_schema():
 
 
 def test_a_document_becomes_loose_evidence():
-    found = unpack(packed(), LMDEPLOY)
+    found = unpack(packed(), (LMDEPLOY,))
 
     assert {
         "procs.json",
@@ -281,14 +281,14 @@ def test_a_document_becomes_loose_evidence():
 
 
 def test_the_second_sample_has_rates():
-    (row,) = json.loads(unpack(packed(), LMDEPLOY).files["procs2.json"])
+    (row,) = json.loads(unpack(packed(), (LMDEPLOY,)).files["procs2.json"])
 
     assert (10.0, 1.0) == (row["cpu_pct"], row["vol_ctxt_per_s"])
     assert ({"D": 1}, 1) == (row["thread_states"], row["threads"])
 
 
 def test_whose_stacks_they_are_is_not_for_the_stacks_to_say():
-    files = unpack(packed(), LMDEPLOY).files
+    files = unpack(packed(), (LMDEPLOY,)).files
 
     assert 7 == json.loads(files["processes/engine-7/threads.json"])[0]["pid"]
     assert 7 == json.loads(files["processes/engine-7/tasks.json"])["pid"]
@@ -298,7 +298,7 @@ def test_every_byte_of_a_log_comes_back():
     raw = b"\xff\xfe caf\xc3\xa9 \x1b[0m\x00\n"
     log = {"path": "x.log", "pids": [], "text": raw.decode("utf-8", "surrogateescape")}
 
-    assert raw == unpack(packed(logs=[log]), LMDEPLOY).logs["logs/0/x.log"].data
+    assert raw == unpack(packed(logs=[log]), (LMDEPLOY,)).logs["logs/0/x.log"].data
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_every_byte_of_a_log_comes_back():
     ],
 )
 def test_a_document_that_was_tampered_with_gives_what_makes_sense(more: dict[str, Any]):
-    found = unpack(packed(**more), LMDEPLOY)
+    found = unpack(packed(**more), (LMDEPLOY,))
 
     assert not [name for name in (*found.files, *found.logs) if ".." in name.split("/")]
 
@@ -334,7 +334,7 @@ def test_a_document_that_was_tampered_with_gives_what_makes_sense(more: dict[str
 )
 def test_a_document_that_cannot_be_read_says_what_to_do(data: bytes, sentence: str):
     with pytest.raises(ValueError, match=sentence):
-        unpack(data, LMDEPLOY)
+        unpack(data, (LMDEPLOY,))
 
 
 # --- diagnosing ---------------------------------------------------------------------------------
