@@ -21,7 +21,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """Nobody listens."""
     FAILED = "failed"
-    """Anything else; ``message`` says what."""
+    """Anything else, a connection that was not accepted in time among it; ``message`` says what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,7 +201,7 @@ def test_it_starts_without_the_heavy_libraries():
     import subprocess
     import sys
 
-    heavy = {"pydantic", "rich", "click", "jinja2", "structlog", "psutil", "urllib3"}
+    heavy = {"pydantic", "rich", "click", "jinja2", "structlog", "psutil"}
     code = (
         "import sys, hangwatch.daemon.follower, hangwatch.daemon.copier;"
         f"print(sorted({heavy} & sys.modules.keys()))"

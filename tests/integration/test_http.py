@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from hangwatch.core.endpoints import outcome_of_error
 from hangwatch.model.identity import ProcessId
 from hangwatch.model.process import Listener
+from hangwatch.model.vitals import Outcome
 from hangwatch.system import http, procfs
 
 
@@ -57,13 +60,14 @@ def saying(data: bytes) -> Callable[[socket.socket], None]:
     return lambda peer: peer.sendall(data)
 
 
-def ask(listener: Listener, **options: float) -> http.Response:
+def ask(listener: Listener, *, key: str = "", **options: float) -> http.Response:
     return http.get(
         ourselves(),
         listener,
         "/health",
         timeout=options.get("timeout", 30.0),
         limit=int(options.get("limit", http.MAX_BODY)),
+        key=key,
     )
 
 
@@ -129,6 +133,98 @@ def test_a_byte_now_and_then_does_not_stretch_the_deadline():
         done.set()
 
     assert "timeout after 0.5 s" == response.error
+
+
+def in_pieces(*pieces: bytes) -> Callable[[socket.socket], None]:
+    def answer(peer: socket.socket) -> None:
+        for piece in pieces:
+            peer.sendall(piece)
+            time.sleep(0.02)
+        peer.recv(1)  # until the other side has enough
+
+    return answer
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole",),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", b"ngth: 5\r\n\r", b"\nwh", b"ole and more"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length:5\r\n\r\nwhole"),
+        (CHUNKED + b"5\r\nwhole\r\n0\r\n\r\n",),
+        (CHUNKED, b"2;name=value\r\nwh\r", b"\n0", b"3\r\nole", b"\r\n0\r\n"),
+        (*map(bytes, zip(CHUNKED, strict=True)), b"5\r\nwhole\r\n0\r\n\r\n"),
+    ],
+    ids=["at once", "torn", "after a continue", "chunked", "torn chunks", "byte by byte"],
+)
+def test_an_answer_ends_where_it_says_although_the_connection_stays(said):
+    with answering(in_pieces(*said)) as (listener, _):
+        response = ask(listener)
+
+    assert (200, b"whole", True) == (response.status, response.body, response.complete)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\npart", CHUNKED + b"9\r\npart"],
+    ids=["by length", "chunked"],
+)
+def test_an_answer_that_breaks_off_is_not_whole(said):
+    with answering(saying(said)) as (listener, _):
+        response = ask(listener)
+
+    assert (200, b"part", False) == (response.status, response.body, response.complete)
+
+
+def test_a_server_that_accepts_nobody_is_told_from_one_that_does_not_answer():
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        port = server.getsockname()[1]
+        for _ in range(4):  # the kernel takes one more than the backlog; further ones wait
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        (listener,) = (found for found in procfs.listeners(os.getpid()) if found.port == port)
+        response = ask(listener, timeout=0.5)
+
+    assert "TCP was not accepted within 0.5 s" == response.error
+    assert Outcome.FAILED is outcome_of_error(response.error)
+
+
+def test_a_key_is_sent_as_a_bearer_token_and_only_where_it_is_given():
+    with answering(saying(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")) as (listener, asked):
+        ask(listener)
+        ask(listener, key="sk-1234")
+
+    assert b"Authorization" not in asked[0]
+    assert b"\r\nAuthorization: Bearer sk-1234\r\n" in asked[1]
+
+
+def test_a_key_that_could_break_out_of_its_header_is_refused_without_being_told():
+    with pytest.raises(ValueError, match=r"^the key cannot stand in a header$"):
+        ask(Listener(host="127.0.0.1", port=1, inode=1), key="sk-1234\r\nX: y")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 yes\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+        CHUNKED + b"many\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000,
+    ],
+)
+def test_nonsense_ends_the_exchange_and_never_raises(said):
+    with answering(saying(said)) as (listener, _):
+        response = ask(listener)
+
+    assert None is response.status
+    assert response.error
 
 
 def test_what_is_not_http_is_told_so():
