@@ -10,22 +10,30 @@ explanations out one by one, in this order:
 1. *Gone*: it shut down in order, its log was retired, or its Ray was shut down around it.
 2. *Dead*: a needed process or task ended. A line that says so counts once the next beat is missing.
 3. *Stopped*: a process in state T does nothing, whatever was asked of it.
-4. *Ok*: tokens flowed within the last one and a half intervals. Fresh progress outranks whatever a
-   slow health endpoint says.
-5. *Paused*: asleep, every part that slept not yet woken.
-6. *Stalled*: there is work (a) and no progress (b). With proof that the log's path lives or does
-   not matter (c), or with the state of a process, stack or task (d), it is ``hung``, else a
-   suspicion. Tasks stand still in an idle engine, too: they count only where work is known to be
-   in flight and every needed process is seen to compute nothing.
-7. *Loading*: no beat yet, or none since a restart.
-8. *Blind*: nobody could look.
-9. *Idle*: no work; or the engine's own monitor, which would have noticed, says healthy.
-10. *Ok* for want of evidence: patience is not used up, or the heartbeat alone died.
+4. *Ok* or *slow*: tokens flowed within the last one and a half intervals. Fresh progress outranks
+   whatever a slow health endpoint says. Where they flow without beats, the heartbeat alone died, or
+   the path of the log did.
+5. *Paused*: a lease; or asleep, every part that slept not yet woken. A sleep beyond its limit is
+   suspicious.
+6. *Idle* in spite of an accusing monitor, if what it misses is a client that does not read.
+7. *Stalled*: there is work (a) and no progress (b). With proof that the log's path lives or does
+   not matter (c), or with the state of a process, GPU, stack or task (d), it is ``hung``, else a
+   suspicion. Much stands still in an idle engine, too: tasks, GPUs and switches count only where
+   work is known to be in flight *now*, by something newer than the last beat.
+8. *Mute*: a server that accepts connections and answers none is no idle one, whatever it printed.
+9. *Loading*: no beat yet, or none since a restart; unless nothing moves any more.
+10. *Blind*: nobody could look.
+11. *Idle*: no work; or the engine's own monitor, which would have noticed, says healthy.
+12. *Ok* for want of evidence: patience is not used up, or the heartbeat alone died.
 
 The clock of silence starts at the last progress, or when we began to listen, or when the engine was
-restarted, woken or updated, whichever is latest. It runs ``stall_after`` seconds, because a long
-prefill prints nothing; or ``missed_beats`` intervals, where a witness excludes one. Output that
-comes in blocks (stdout of a pipe that nobody flushes) stretches both by what one block covers.
+restarted, woken or updated, or when a lease ended, whichever is latest. It runs ``stall_after``
+seconds, because a long prefill prints nothing: calibrated by the silences that ended by themselves,
+and no less than the longest prefill that the context allows at the pace that was seen. Or it runs
+``missed_beats`` intervals, where a witness excludes a prefill. Output that comes in blocks (stdout
+of a pipe that nobody flushes) stretches both by what one block covers. An engine that has printed
+only a few beats since it was started, woken or updated gets the longer time: it compiles, and
+its loop is blocked meanwhile.
 
 Work is what the last beat had in flight, unless newer gauges, an abort, a sleep or a restart say
 otherwise; ``/health`` speaks of a stuck scheduler only where requests were handed out.
@@ -39,11 +47,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 from typing import Final
 
+from hangwatch.core import calibration
+from hangwatch.core.vitals import computes, spins
 from hangwatch.model.identity import Role
 from hangwatch.model.policy import Policy
-from hangwatch.model.profile import HealthMeaning
+from hangwatch.model.profile import HealthMeaning, Signal
 from hangwatch.model.time import Instant
 from hangwatch.model.verdict import (
     Blind,
@@ -54,8 +65,10 @@ from hangwatch.model.verdict import (
     Hung,
     Idle,
     Loading,
+    LogStalled,
     Ok,
     Paused,
+    Slow,
     StopWindow,
     SuspectedHang,
     Verdict,
@@ -85,6 +98,21 @@ QUIET_CPU: Final = 20.0
 
 BUSY_CPU: Final = 80.0
 """Percent of a core: the loop's thread computes."""
+
+WARM: Final = 3
+"""Beats with tokens after which an engine has compiled what it needs, as a rule."""
+
+SETTLED_WAIT: Final = 8.0
+"""Seconds over which looks must agree that a GPU rests, or a thread waits for one thing."""
+
+LONGER: Final = 1.5
+"""Times the longest prefill by context and pace: the pace that beats show is an average."""
+
+_PIPE_FULL: Final = re.compile(r"pipe_(?:write|wait_writable|wait)\b|pipe_w\b")
+"""Wait channels of a thread that writes into a pipe which nobody empties."""
+
+_LOOP_WAITS: Final = re.compile(r"(?:do_|sys_|ep_)?e?poll|ep_poll|do_epoll_wait|do_select")
+"""Wait channels of an event loop that waits for its next event."""
 
 _HOSTS: Final = (Role.RAY_SYSTEM, Role.DRIVER)
 """Under Ray nothing outlives these."""
@@ -116,7 +144,11 @@ class Facts:
         missing_at: When the next beat is missing, or ``None`` before the first progress.
         quick_at: When silence suffices with a witness that excludes a long prefill.
         limit_at: When silence suffices without one.
+        patience: How long a silence is, in seconds, at ``limit_at``.
         demand: Whether there is work.
+        firm: Whether work is known to be in flight by something newer than the last beat, or by a
+            beat that would not have been the last one of an engine that went idle.
+        warm: Whether it has worked long enough to be judged by the shorter limit.
         log_speaks: Whether silence of the log means anything.
         lost: Whether the engine is known to work, or to have worked, without beats.
         unhealthy: An answer of the health endpoint that accuses the engine, newer than the last
@@ -131,7 +163,10 @@ class Facts:
     missing_at: Instant | None
     quick_at: Instant
     limit_at: Instant
+    patience: float
     demand: Demand
+    firm: bool
+    warm: bool
     log_speaks: bool
     lost: bool
     unhealthy: Health | None
@@ -141,7 +176,7 @@ class Facts:
 
 def facts(vitals: Vitals, policy: Policy) -> Facts:
     """Return what follows from *vitals* whatever the time is."""
-    interval = policy.heartbeat_interval or vitals.interval
+    interval = policy.heartbeat_interval or _interval(vitals)
     last, counters = vitals.last, vitals.counters
     beaten_at = _latest(
         vitals.last_progress.at if vitals.last_progress else None,
@@ -171,12 +206,15 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
                 vitals.updated_at,
                 vitals.started.at if vitals.started else None,
                 vitals.slept.at if vitals.slept else None,
+                vitals.lease.until if vitals.lease else None,
             )
             if moment is not None
         )
     )
     stretch = min(vitals.buffered, MAX_STRETCH) if vitals.buffered > 2 * interval else 0.0
-    quick = min(policy.missed_beats * interval, policy.stall_after)
+    patience = _patience(vitals, policy, interval)
+    quick = min(policy.missed_beats * interval, patience)
+    demand = _demand(vitals, interval, unhealthy=unhealthy, voided_at=voided_at, lost=lost)
     known_alive = any(process.state not in ("", "Z", "X") for process in vitals.processes)
     return Facts(
         interval=interval,
@@ -184,15 +222,19 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
         clock=clock,
         missing_at=None if progress_at is None else Instant(progress_at + GRACE * interval),
         quick_at=Instant(clock + quick + stretch),
-        limit_at=Instant(clock + policy.stall_after + stretch),
-        demand=_demand(vitals, interval, unhealthy=unhealthy, voided_at=voided_at, lost=lost),
+        limit_at=Instant(clock + patience + stretch),
+        patience=patience,
+        demand=demand,
+        firm=demand is Demand.SOME
+        and _is_firm(vitals, interval, unhealthy=unhealthy, voided_at=voided_at),
+        warm=vitals.warm >= WARM,
         log_speaks=not lost
         and voided_at is None
         and (vitals.armed_at is not None or (last is not None and known_alive)),
         lost=lost,
         unhealthy=unhealthy,
         excused=_excuse(vitals, progress_at),
-        flat=_flat(vitals, policy),
+        flat=_flat(vitals, patience),
     )
 
 
@@ -234,9 +276,11 @@ def _judge(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdic
         or _dead(vitals, known, now)
         or _stopped(vitals, known, now)
         or _fresh(vitals, known, now)
-        or _paused(vitals, known)
+        or _paused(vitals, policy, known, now)
+        or _stalled_client(vitals, known)
         or _stalled(vitals, policy, known, now)
-        or _loading(vitals, known)
+        or _mute(vitals, known)
+        or _loading(vitals, known, now)
         or _blind(vitals, policy, known, now)
         or _idle(vitals, known)
         or _patient(vitals, known)
@@ -245,6 +289,12 @@ def _judge(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdic
 
 def _due(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Instant | None:
     moments = [known.missing_at, known.quick_at, known.limit_at, _died_due(vitals, known)]
+    if vitals.lease is not None:
+        moments.append(vitals.lease.until)
+    if vitals.slept is not None or vitals.health is not None:
+        moments.append(_pause_ends(vitals, policy, known))
+    if vitals.last is None:
+        moments.append(_start_limit(vitals, known))
     if any(process.state == "D" for process in vitals.processes):
         moments += _d_state_limits(vitals, policy, known)
     moments += [
@@ -292,6 +342,39 @@ def _window_past_the_beats(vitals: Vitals, known: Facts, progress_at: Instant) -
 
 
 # --- what the vitals amount to -------------------------------------------------------------------
+
+
+def _interval(vitals: Vitals) -> float:
+    """Return the seconds between beats; those of a step-driven engine are as long as its steps."""
+    if not vitals.step_driven or len(vitals.recent_gaps) < WARM:
+        return vitals.interval
+    return max(vitals.interval, 2 * median(vitals.recent_gaps))
+
+
+def _patience(vitals: Vitals, policy: Policy, interval: float) -> float:
+    """Return how long a silence must be to be suspicious by itself."""
+    if not policy.calibrate:
+        return policy.stall_after
+    known = policy.stall_after if vitals.patience is None else vitals.patience
+    contexts = [p.context for p in vitals.processes if p.context is not None]
+    if contexts and vitals.peak_in_tps > 0:
+        prefill = LONGER * max(contexts) / vitals.peak_in_tps + interval
+        known = max(known, min(prefill, calibration.CEILING * policy.stall_after))
+    return known
+
+
+def _is_firm(
+    vitals: Vitals, interval: float, *, unhealthy: Health | None, voided_at: Instant | None
+) -> bool:
+    last, counters = vitals.last, vitals.counters
+    if unhealthy is not None and unhealthy.meaning is not HealthMeaning.UNHEALTHY:
+        return True
+    if last is None:
+        return counters is not None
+    if counters is not None and counters.in_flight:
+        # The task that prints beats also sets the gauges: not before its next turn are they newer.
+        return counters.at >= last.at + GRACE * interval
+    return vitals.says_idle and voided_at is None and bool(last.in_flight)
 
 
 def _latest(*moments: Instant | None) -> Instant | None:
@@ -353,7 +436,9 @@ def _demand(
         return Demand.NONE
     if last is None or last.in_flight is None:
         return Demand.UNKNOWN
-    return Demand.SOME if last.in_flight > 0 else Demand.NONE
+    # A step-driven engine prints nothing when its last request is done: the answers tell.
+    answered = vitals.drained if vitals.step_driven else 0
+    return Demand.SOME if last.in_flight > answered else Demand.NONE
 
 
 def _excuse(vitals: Vitals, progress_at: Instant | None) -> bool:
@@ -371,14 +456,14 @@ def _excuse(vitals: Vitals, progress_at: Instant | None) -> bool:
     )
 
 
-def _flat(vitals: Vitals, policy: Policy) -> bool:
+def _flat(vitals: Vitals, patience: float) -> bool:
     counters = vitals.counters
     if counters is None or counters.tokens is None:
         return False
     since = max(counters.since, counters.tokens_moved_at or counters.since)
     if vitals.last_progress is not None:
         since = max(since, vitals.last_progress.at)
-    return counters.at - since >= policy.stall_after
+    return counters.at - since >= patience
 
 
 # --- the rules, in the order of the theory of operation ------------------------------------------
@@ -513,9 +598,19 @@ def _fresh(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
     if known.progress_at is None or known.missing_at is None or now >= known.missing_at:
         return None
     if known.lost:
-        return _heartbeat_lost(known)
+        return _without_beats(vitals, known)
     if vitals.last is None:
         return _never_beats(known.progress_at)
+    if vitals.slow_since is not None:
+        return Slow(
+            since=vitals.slow_since,
+            cause="not-a-hang:slow",
+            confidence=Confidence.MEDIUM,
+            because=(
+                "tokens flow, but the latest heartbeats show less than a fifth of the usual ones",
+                "as many requests are in flight as before",
+            ),
+        )
     return Ok(
         since=known.progress_at,
         cause="not-a-hang:busy",
@@ -524,8 +619,29 @@ def _fresh(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
     )
 
 
-def _paused(vitals: Vitals, known: Facts) -> Verdict | None:
-    health = vitals.health
+def _paused(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdict | None:
+    health, lease = vitals.health, vitals.lease
+    if lease is not None and now < lease.until:
+        reason = f": “{lease.reason[:120]}”" if lease.reason else ""
+        return Paused(
+            since=lease.at,
+            cause="not-a-hang:lease",
+            confidence=Confidence.HIGH,
+            because=(f"{lease.holder or 'somebody'} announced a pause{reason}",),
+        )
+    ends_at = _pause_ends(vitals, policy, known)
+    if ends_at is not None and now >= ends_at:
+        began_at = _pause_began(vitals, known)
+        assert began_at is not None
+        return SuspectedHang(
+            since=began_at,
+            cause="pause-outlived",
+            confidence=Confidence.LOW,
+            because=(
+                f"it has slept for more than {ends_at - began_at:g} s, longer than pauses take",
+                "what should wake it may hang",
+            ),
+        )
     if vitals.asleep and vitals.slept is not None:
         return Paused(
             since=vitals.slept.at,
@@ -536,11 +652,7 @@ def _paused(vitals: Vitals, known: Facts) -> Verdict | None:
                 f"last word: “{vitals.slept.text[:120]}”",
             ),
         )
-    if (
-        health is not None
-        and health.meaning is HealthMeaning.SLEEPING
-        and (known.progress_at is None or health.at > known.progress_at)
-    ):
+    if health is not None and _says_asleep(vitals, known):
         return Paused(
             since=health.since or health.at,
             cause="not-a-hang:paused",
@@ -550,58 +662,145 @@ def _paused(vitals: Vitals, known: Facts) -> Verdict | None:
     return None
 
 
-def _stalled(  # noqa: PLR0911  # one return a verdict
-    vitals: Vitals, policy: Policy, known: Facts, now: Instant
-) -> Verdict | None:
-    if disk := _d_state(vitals, policy, known, now):
-        return disk
-    blocked = known.unhealthy is not None and known.unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
-    if known.excused or (known.demand is Demand.NONE and not blocked):
+def _says_asleep(vitals: Vitals, known: Facts) -> bool:
+    health = vitals.health
+    return (
+        health is not None
+        and health.meaning is HealthMeaning.SLEEPING
+        and (known.progress_at is None or health.at > known.progress_at)
+    )
+
+
+def _pause_began(vitals: Vitals, known: Facts) -> Instant | None:
+    if vitals.asleep and vitals.slept is not None:
+        return vitals.slept.at
+    if vitals.health is not None and _says_asleep(vitals, known):
+        return vitals.health.since or vitals.health.at
+    return None
+
+
+def _pause_ends(vitals: Vitals, policy: Policy, known: Facts) -> Instant | None:
+    """Return when a sleep has lasted longer than pauses take; ``None`` while awake."""
+    began_at = _pause_began(vitals, known)
+    if began_at is None:
         return None
-    stacks = vitals.stacks
-    if stacks is not None and known.progress_at is not None and stacks.at <= known.progress_at:
-        stacks = None
+    return Instant(began_at + max(policy.pause_limit, 2 * vitals.longest_pause))
+
+
+def _stalled_client(vitals: Vitals, known: Facts) -> Verdict | None:
+    """A request that the engine has finished and whose client does not read looks lost."""
+    if known.unhealthy is None or known.unhealthy.meaning is not HealthMeaning.LOST_REQUEST:
+        return None
+    unsent = sum(process.unsent_bytes or 0 for process in vitals.processes)
+    if not unsent:
+        return None
+    return Idle(
+        since=known.progress_at or known.clock,
+        cause="stalled-client",
+        confidence=Confidence.MEDIUM,
+        because=(
+            f"{unsent:,} bytes of answers lie in its connections, and a client does not read them",
+            f"/health says “{known.unhealthy.message}”",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Still:
+    """What stands still in an engine that has work, in words.
+
+    ``""`` where it does not, or is not known to.
+
+    Attributes:
+        stacks: Two samples of stacks, in a call.
+        tasks: Two readings of tasks, and nothing computes.
+        gpus: No GPU computes.
+        gpus_settled: Whether looks at the GPUs agreed on that for long enough.
+        switches: No process computes or polls a GPU.
+        pipe: A full pipe holds its server.
+    """
+
+    stacks: str = ""
+    tasks: str = ""
+    gpus: str = ""
+    gpus_settled: bool = False
+    switches: str = ""
+    pipe: str = ""
+
+    @property
+    def excludes_prefill(self) -> bool:
+        """Whether nothing can be computed."""
+        gpus = bool(self.gpus) and self.gpus_settled
+        return gpus or bool(self.stacks or self.tasks or self.switches or self.pipe)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is known, strongest first."""
+        every = (self.pipe, self.stacks, self.tasks, self.gpus, self.switches)
+        return tuple(word for word in every if word)
+
+
+def _still(vitals: Vitals, known: Facts) -> _Still:
+    stacks = _stacks(vitals, known)
     frozen = stacks is not None and stacks.motion is Motion.FROZEN
     suspended = _suspended(vitals, known, stacks)
-    excluded = (
-        frozen
-        or bool(suspended)
-        or (known.unhealthy is not None and known.unhealthy.meaning in _QUICK)
+    words = settled = ""
+    if stacks is not None and frozen:
+        words = f"two samples of its stacks did not move: {stacks.frame or stacks.thread}"
+    if suspended:
+        settled = f"two readings of its tasks did not move, and nothing computes: {suspended}"
+    rest_since, newest = vitals.gpus_rest_since, max((gpu.at for gpu in vitals.gpus), default=None)
+    return _Still(
+        stacks=words,
+        tasks=settled,
+        gpus=_gpus_rest(vitals, known),
+        gpus_settled=rest_since is not None
+        and newest is not None
+        and newest - rest_since >= SETTLED_WAIT,
+        switches=_nothing_polls(vitals, known),
+        pipe=_pipe_full(vitals),
     )
-    silent = known.log_speaks and now >= (known.quick_at if excluded else known.limit_at)
-    # The engine's own monitor waited before it spoke; two witnesses need no further patience.
-    accused = known.unhealthy is not None and (now >= known.quick_at or frozen or bool(suspended))
-    flat = known.flat and known.demand is Demand.SOME
-    # Nobody could look: silence is no evidence then, but other witnesses are.
-    if not (silent and not _unseen(vitals, policy, now)) and not accused and not flat:
+
+
+def _stacks(vitals: Vitals, known: Facts) -> StackVital | None:
+    """Return what the stacks say, unless they are older than the last progress."""
+    stacks = vitals.stacks
+    if stacks is None or (known.progress_at is not None and stacks.at <= known.progress_at):
         return None
-    because = [*_work(vitals, known), *_no_progress(vitals, policy, known, excluded=excluded)]
+    return stacks
+
+
+def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdict | None:
+    if disk := _d_state(vitals, policy, known, now):
+        return disk
+    still = _still(vitals, known)
+    if known.excused or not (_has_work(known) or still.pipe):
+        return None
+    excluded = still.excludes_prefill or (
+        known.unhealthy is not None and known.unhealthy.meaning in _QUICK
+    )
+    quick_at = known.quick_at if known.warm or still.stacks else known.limit_at
+    silent = known.log_speaks and now >= (quick_at if excluded else known.limit_at)
+    # The engine's own monitor waited before it spoke; two witnesses need no further patience.
+    accused = known.unhealthy is not None and (now >= quick_at or bool(still.stacks or still.tasks))
+    flat = known.flat and known.demand is Demand.SOME
+    held = bool(still.pipe) and now >= known.quick_at
+    # Nobody could look: silence is no evidence then, but other witnesses are.
+    if not (silent and not _unseen(vitals, policy, now)) and not (accused or flat or held):
+        return None
+    because = (*_work(vitals, known), *_no_progress(vitals, policy, known, excluded=excluded))
     since = known.progress_at or known.clock
-    if stacks is not None and stacks.motion is Motion.BUSY:
+    if busy := _busy(vitals, known):
         return Blocked(
             since=since,
             cause="event-loop-blocked-by-cpu",
-            confidence=Confidence.HIGH,
-            because=(*because, f"the loop's thread runs: {stacks.frame or stacks.thread}"),
+            confidence=Confidence.HIGH if vitals.stacks is not None else Confidence.MEDIUM,
+            because=(*because, busy),
         )
-    if burner := _burner(vitals):
-        return Blocked(
-            since=since,
-            cause="event-loop-blocked-by-cpu",
-            confidence=Confidence.MEDIUM,
-            because=(
-                *because,
-                f"HTTP does not answer while process {burner.pid} computes without a pause",
-            ),
-        )
-    path = _path_lives(vitals, known)
-    if frozen and stacks is not None:
-        path.append(f"two samples of its stacks did not move: {stacks.frame or stacks.thread}")
+    path = [*_path_lives(vitals, known), *still.words]
     if flat:
         path.append("its metrics endpoint answers, so the path of the log does not matter")
-    if suspended:
-        path.append(f"two readings of its tasks did not move, and nothing computes: {suspended}")
-    cause = _cause(vitals, known, frozen=frozen, suspended=bool(suspended))
+    cause = _cause(vitals, known, still)
     if not path:
         return SuspectedHang(
             since=since,
@@ -609,15 +808,70 @@ def _stalled(  # noqa: PLR0911  # one return a verdict
             confidence=Confidence.LOW,
             because=(*because, *_not_asked(vitals)),
         )
+    sure = still.stacks or still.pipe or known.unhealthy
     return Hung(
         since=since,
         cause=cause,
-        confidence=Confidence.HIGH if frozen or known.unhealthy else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         because=(*because, *path, *_not_asked(vitals)),
     )
 
 
-def _loading(vitals: Vitals, known: Facts) -> Verdict | None:
+def _has_work(known: Facts) -> bool:
+    """Say whether work is known, or may be, in flight.
+
+    A loop that does not answer its monitor counts in an engine without work, too, once it has
+    lasted: an update of the weights blocks it for some time.
+    """
+    if known.demand is not Demand.NONE:
+        return True
+    health = known.unhealthy
+    return (
+        health is not None
+        and health.meaning is HealthMeaning.LOOP_BLOCKED
+        and health.at - (health.since or health.at) >= known.patience
+    )
+
+
+def _mute(vitals: Vitals, known: Facts) -> Verdict | None:
+    """A server that takes connections and answers none for long hangs, whatever work it printed."""
+    health, started = vitals.health, vitals.started
+    if health is None or not _unanswered(vitals, known) or health.since is None:
+        return None
+    if vitals.last is None and (started is None or started.signal is not Signal.READY):
+        return None
+    if health.at - health.since < known.patience:
+        return None
+    told = "its port accepts connections, and HTTP has not answered on them for"
+    because: tuple[str, ...] = (f"{told} {known.patience:g} s",)
+    if busy := _busy(vitals, known):
+        return Blocked(
+            since=health.since,
+            cause="event-loop-blocked-by-cpu",
+            confidence=Confidence.MEDIUM,
+            because=(*because, busy),
+        )
+    return Hung(
+        since=known.progress_at or health.since,
+        cause=_cause(vitals, known, _still(vitals, known)),
+        confidence=Confidence.MEDIUM,
+        because=(*because, *_not_asked(vitals)),
+    )
+
+
+def _unanswered(vitals: Vitals, known: Facts) -> bool:
+    """Say whether HTTP did not answer the last time, although TCP did."""
+    health = vitals.health
+    return (
+        health is not None
+        and health.outcome is Outcome.TIMED_OUT
+        and (known.progress_at is None or health.at > known.progress_at)
+    )
+
+
+def _loading(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
+    if stuck := _stuck_start(vitals, known, now):
+        return stuck
     health, started = vitals.health, vitals.started
     restarting = started is not None and vitals.last is not None
     starting = (
@@ -640,6 +894,34 @@ def _loading(vitals: Vitals, known: Facts) -> Verdict | None:
         confidence=Confidence.MEDIUM if starting or started else Confidence.LOW,
         because=(words,),
     )
+
+
+def _stuck_start(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
+    """A start that has taken long, whose log says nothing new and whose stacks do not move."""
+    stacks = vitals.stacks
+    if vitals.last is not None or stacks is None or now < _start_limit(vitals, known):
+        return None
+    frame = stacks.frame if stacks.motion is Motion.FROZEN else stacks.stuck
+    busy = any(p.needed and (p.cpu_pct or 0.0) >= QUIET_CPU for p in vitals.processes)
+    reads = any(p.read_bytes_per_s for p in vitals.processes)
+    if not frame or busy or reads:
+        return None
+    return Hung(
+        since=known.clock,
+        cause="startup-hang",
+        confidence=Confidence.MEDIUM,
+        because=(
+            f"no heartbeat has come yet, and two samples of its stacks did not move: {frame}",
+            "its log says nothing new, and nothing computes or reads",
+        ),
+    )
+
+
+def _start_limit(vitals: Vitals, known: Facts) -> Instant:
+    """Return from when on a start that does not move is stuck."""
+    grown_at = _latest(*(source.grew_at for source in vitals.sources))
+    quiet_at = known.clock if grown_at is None else grown_at + GRACE * known.interval
+    return Instant(max(known.clock + known.patience, quiet_at))
 
 
 def _never_beats(since: Instant) -> Verdict:
@@ -702,7 +984,7 @@ def _idle(vitals: Vitals, known: Facts) -> Verdict | None:
 
 def _patient(vitals: Vitals, known: Facts) -> Verdict:
     if known.lost:
-        return _heartbeat_lost(known)
+        return _without_beats(vitals, known)
     since = known.progress_at or known.clock
     words = "a heartbeat is missing; a long prefill looks the same until the limit"
     if vitals.armed_at is None:
@@ -710,7 +992,17 @@ def _patient(vitals: Vitals, known: Facts) -> Verdict:
     return Ok(since=since, cause="not-a-hang:busy", confidence=Confidence.LOW, because=(words,))
 
 
-def _heartbeat_lost(known: Facts) -> Verdict:
+def _without_beats(vitals: Vitals, known: Facts) -> Verdict:
+    if _log_is_dead(vitals, known):
+        return LogStalled(
+            since=vitals.last.at if vitals.last is not None else known.clock,
+            cause="not-a-hang:log-pipeline",
+            confidence=Confidence.MEDIUM,
+            because=(
+                "its token counters move, and nothing comes on its log any more",
+                "that log carried more than heartbeats before, so it is not the heartbeat alone",
+            ),
+        )
     return Ok(
         since=known.progress_at or known.clock,
         cause="not-a-hang:heartbeat-lost",
@@ -718,6 +1010,21 @@ def _heartbeat_lost(known: Facts) -> Verdict:
         because=(
             "the heartbeat is lost: requests still complete, or tokens still flow, without one",
         ),
+    )
+
+
+def _log_is_dead(vitals: Vitals, known: Facts) -> bool:
+    """Say whether the log stopped as a whole: access lines came on it before, and none come now."""
+    last, counters, completed_at = vitals.last, vitals.counters, vitals.completed_at
+    if last is None or counters is None or counters.tokens_moved_at is None:
+        return False
+    ended_at = last.at + GRACE * known.interval
+    followed = [source for source in vitals.sources if source.retired_at is None]
+    return (
+        completed_at is not None
+        and completed_at <= ended_at < counters.tokens_moved_at
+        and bool(followed)
+        and all(source.grew_at is not None and source.grew_at <= ended_at for source in followed)
     )
 
 
@@ -766,9 +1073,9 @@ def _no_progress(
     if known.unhealthy is not None:
         said.append(f"/health says “{known.unhealthy.message or known.unhealthy.status}”")
     if known.flat:
-        said.append(f"its token counters stood still for {policy.stall_after:g} s")
+        said.append(f"its token counters stood still for {known.patience:g} s")
     if known.log_speaks:
-        limit = policy.missed_beats * known.interval if excluded else policy.stall_after
+        limit = policy.missed_beats * known.interval if excluded else known.patience
         if vitals.last is not None and vitals.last.tps == 0:
             said.append("its heartbeats go on and show 0 tokens/s with requests in flight")
         else:
@@ -798,30 +1105,29 @@ def _path_lives(vitals: Vitals, known: Facts) -> list[str]:
             ]
     if known.unhealthy is not None:
         found.append("the engine's own monitor was reached, so the path of the log does not matter")
-    health = vitals.health
-    if (
-        health is not None
-        and health.outcome is Outcome.TIMED_OUT
-        and (known.progress_at is None or health.at > known.progress_at)
-    ):
+    if _unanswered(vitals, known):
         found.append("its port accepts connections, and HTTP does not answer on them")
     return found
 
 
-def _burner(vitals: Vitals) -> ProcessVital | None:
-    """Return the process that computes while HTTP does not answer: its loop is blocked by work."""
-    health = vitals.health
-    if health is None or health.outcome is not Outcome.TIMED_OUT:
-        return None
+def _busy(vitals: Vitals, known: Facts) -> str:
+    """Return which loop is blocked by work, in words; ``""`` if none is known to be."""
+    stacks = _stacks(vitals, known)
+    if stacks is not None and stacks.motion is Motion.BUSY:
+        return f"the loop's thread runs: {stacks.frame or stacks.thread}"
+    blocked = known.unhealthy is not None and known.unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
+    unanswered = _unanswered(vitals, known)
     for process in vitals.processes:
-        if (
-            process.needed
-            and process.role is not Role.ENGINE_WORKER
-            and process.state == "R"
-            and (process.cpu_pct or 0.0) >= BUSY_CPU
-        ):
-            return process
-    return None
+        # Engines that do not poll their GPU spin while they wait for it.
+        engine = process.role is Role.ENGINE
+        asked = (blocked and vitals.polls_gpu) if engine else unanswered
+        cpu = max(process.cpu_pct or 0.0, process.busiest_cpu_pct or 0.0)
+        if not process.needed or process.role is Role.ENGINE_WORKER or not asked:
+            continue
+        if cpu >= BUSY_CPU and (process.state == "R" or process.busiest_cpu_pct is not None):
+            who = "its loop does not answer" if engine else "HTTP does not answer"
+            return f"{who} while process {process.pid} computes without a pause"
+    return ""
 
 
 def _suspended(vitals: Vitals, known: Facts, stacks: StackVital | None) -> str:
@@ -839,20 +1145,102 @@ def _suspended(vitals: Vitals, known: Facts, stacks: StackVital | None) -> str:
     return stacks.suspended if needed and quiet else ""
 
 
-def _cause(vitals: Vitals, known: Facts, *, frozen: bool, suspended: bool) -> str:
+def _gpus_rest(vitals: Vitals, known: Facts) -> str:
+    """Say that no GPU computes although there is work; ``""`` if that is not known."""
+    gpus = vitals.gpus
+    newest = max((gpu.at for gpu in gpus), default=None)
+    if newest is None or not known.firm or not all(computes(gpu) is False for gpu in gpus):
+        return ""
+    if known.progress_at is not None and newest <= known.progress_at:
+        return ""
+    spinning = [gpu for gpu in gpus if spins(gpu)]
+    if spinning:
+        one = spinning[0]
+        power = "" if one.power_w is None else f", {one.power_w:.0f} W"
+        limit = "" if one.power_limit_w is None else f" of {one.power_limit_w:.0f} W"
+        return (
+            f"GPU {one.index} runs a kernel that computes nothing: {one.utilization_pct:.0f} %"
+            f" utilisation, memory activity {one.memory_activity_pct or 0:.0f} %{power}{limit}"
+        )
+    most = max(gpu.utilization_pct or 0.0 for gpu in gpus)
+    return f"its GPUs do nothing: {most:.0f} % utilisation at most"
+
+
+def _nothing_polls(vitals: Vitals, known: Facts) -> str:
+    """Say that no process computes, or waits for a GPU; ``""`` if that is not known."""
+    needed = [process for process in vitals.processes if process.needed]
+    if not known.firm or not vitals.polls_gpu or not needed:
+        return ""
+    for process in needed:
+        switches, cpu = process.switches_per_s, process.cpu_pct
+        if switches is None or cpu is None or switches >= POLLING or cpu >= QUIET_CPU:
+            return ""
+        if known.progress_at is not None and process.at <= known.progress_at:
+            return ""
+    most = max(process.switches_per_s or 0.0 for process in needed)
+    return (
+        "no process of it computes or polls its GPU: "
+        f"{most:.0f} context switches a second at most, a polling one makes about 900"
+    )
+
+
+def _pipe_full(vitals: Vitals) -> str:
+    """Say that its server is held by a pipe that nobody reads; ``""`` if that is not known."""
+    for process in vitals.processes:
+        since = process.waits_since
+        if (
+            process.role is Role.API_SERVER
+            and process.needed
+            and process.stdout_pipe
+            and _PIPE_FULL.match(process.wchan)
+            and since is not None
+            and process.at - since >= SETTLED_WAIT
+        ):
+            return (
+                f"{process.role} {process.pid} waits in {process.wchan}: its standard output is a"
+                " pipe that nobody empties"
+            )
+    return ""
+
+
+def _loop_is_idle(vitals: Vitals) -> bool:
+    """Say whether the server's main thread waits for its next event, as an idle loop does."""
+    servers = [p for p in vitals.processes if p.role is Role.API_SERVER and p.needed]
+    return bool(servers) and all(
+        p.state == "S" and _LOOP_WAITS.match(p.wchan) is not None for p in servers
+    )
+
+
+def _cause(vitals: Vitals, known: Facts, still: _Still) -> str:  # noqa: PLR0911  # one a cause
     meaning = known.unhealthy.meaning if known.unhealthy else None
-    if frozen or meaning is HealthMeaning.LOOP_BLOCKED:
+    stacks = _stacks(vitals, known)
+    if still.pipe:
+        return "stdout-pipe-full"
+    if still.gpus and all(spins(gpu) for gpu in vitals.gpus):
+        return "gpu-kernel-stuck"
+    if still.stacks or meaning is HealthMeaning.LOOP_BLOCKED:
         return LOOP_BLOCKED
     if meaning is HealthMeaning.LOST_REQUEST:
         return "lost-request"
-    waiting = vitals.stacks is not None and vitals.stacks.motion is Motion.WAITING
-    if suspended:
+    if still.tasks or still.switches:
         return "await-never-completes"
-    if meaning is HealthMeaning.NO_PROGRESS and waiting:
-        rates = [p.vol_ctxt_per_s for p in vitals.processes if p.vol_ctxt_per_s is not None]
+    waiting = stacks is not None and stacks.motion is Motion.WAITING
+    if waiting and still.gpus:
+        return "await-never-completes"
+    if meaning is HealthMeaning.NO_PROGRESS and (waiting or vitals.polls_gpu):
+        rates = [
+            rate
+            for p in vitals.processes
+            if (rate := p.vol_ctxt_per_s if p.switches_per_s is None else p.switches_per_s)
+            is not None
+            and (waiting or p.switches_per_s is not None)
+        ]
         if rates:
             return "gpu-kernel-stuck" if max(rates) >= POLLING else "await-never-completes"
-    if vitals.last is not None and vitals.last.tps == 0:
+    if _unanswered(vitals, known):
+        return "concurrency-limit" if _loop_is_idle(vitals) else LOOP_BLOCKED
+    last = vitals.last
+    if last is not None and last.tps == 0 and not last.running and last.waiting:
         return "scheduler-stuck"
     return ONE_SILENT
 
@@ -892,8 +1280,8 @@ def _d_state_limits(vitals: Vitals, policy: Policy, known: Facts) -> list[Instan
             or known.clock
         )
     return [
-        Instant(quiet_since + policy.stall_after),
-        Instant(quiet_since + min(policy.missed_beats * known.interval, policy.stall_after)),
+        Instant(quiet_since + known.patience),
+        Instant(quiet_since + min(policy.missed_beats * known.interval, known.patience)),
     ]
 
 
@@ -904,6 +1292,7 @@ def _not_asked(vitals: Vitals) -> tuple[str, ...]:
             ("/health", vitals.health),
             ("/metrics", vitals.counters),
             ("process states", vitals.processes),
+            ("GPUs", vitals.gpus),
             ("stacks", vitals.stacks),
         )
         if not value

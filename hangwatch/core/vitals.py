@@ -25,6 +25,22 @@ from hangwatch.model.vitals import Counters, GpuVital, Health, ProcessVital, Vit
 RECENT: Final = 16
 """Beats whose tokens make up the running median: under three minutes of LMDeploy."""
 
+PACE: Final = 48
+"""Beats whose pace is remembered: eight minutes of LMDeploy."""
+
+REFERENCE: Final = 8
+"""Beats that say what the usual pace is, at least."""
+
+SLOW_BEATS: Final = 3
+"""Beats in a row below the usual pace that are slow."""
+
+SLOW: Final = 0.2
+"""Share of the usual generated tokens a second below which a beat is slow."""
+
+DRAIN: Final = 3.0
+"""Intervals after the last beat in which the requests that it counted may be answered; an answer
+that comes later may be one of a new request."""
+
 TOGETHER: Final = 0.2
 """Share of an interval within which beats count as having arrived in one piece."""
 
@@ -46,6 +62,10 @@ def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
     if slept is not None and (not asleep or seen.at > slept.at + vitals.interval):
         asleep, slept = (), None
     gap = seen.at - last.at if last is not None and fresh and vitals.armed_at is not None else 0.0
+    pace = vitals.pace
+    if progress and seen.in_tps is not None and seen.out_tps is not None:
+        pace = (*pace[1 - PACE :], (seen.in_tps, seen.out_tps, seen.in_flight or 0))
+    slow_since = vitals.slow_since or seen.at if progress and _is_slow(pace) else None
     return replace(
         vitals,
         first_beat_at=seen.at if vitals.first_beat_at is None else vitals.first_beat_at,
@@ -57,6 +77,12 @@ def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
         median_tps=median(recent[:-1]) if progress and len(recent) > 3 else vitals.median_tps,
         buffered=_buffered(vitals, seen),
         longest_gap=max(vitals.longest_gap, gap),
+        recent_gaps=(*vitals.recent_gaps[1 - RECENT :], gap) if gap > 0 else vitals.recent_gaps,
+        peak_in_tps=max(vitals.peak_in_tps, seen.in_tps or 0.0),
+        warm=vitals.warm + 1 if progress else vitals.warm,
+        drained=0,
+        pace=pace,
+        slow_since=slow_since if progress else vitals.slow_since,
         started=None,
         slept=slept,
         asleep=asleep,
@@ -65,6 +91,21 @@ def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
         beat_lost=None,
         died=None,
         stopped=None,
+    )
+
+
+def _is_slow(pace: tuple[tuple[float, float, int], ...]) -> bool:
+    """Say whether the latest beats show far fewer tokens than those before, for as much work.
+
+    A phase of prefills generates few tokens as well; it is told by its many prompt tokens.
+    """
+    older, latest = pace[:-SLOW_BEATS], pace[-SLOW_BEATS:]
+    if len(older) < REFERENCE:
+        return False
+    in_tps, out_tps, in_flight = (median(column) for column in zip(*older, strict=True))
+    return all(
+        generated < SLOW * out_tps and read <= in_tps and requests >= in_flight / 2
+        for read, generated, requests in latest
     )
 
 
@@ -90,18 +131,33 @@ def signal(vitals: Vitals, seen: SignalSeen, parts: tuple[str, ...]) -> Vitals: 
     """
     match seen.signal:
         case Signal.STARTING | Signal.READY:
-            return replace(vitals, started=seen, stopped=None, died=None, asleep=(), slept=None)
+            return replace(
+                vitals, started=seen, stopped=None, died=None, asleep=(), slept=None, warm=0
+            )
         case Signal.SLEEP:
             return replace(vitals, slept=seen, asleep=seen.parts or parts or ("engine",))
         case Signal.WAKE:
             left = tuple(p for p in vitals.asleep if seen.parts and p not in seen.parts)
-            return replace(vitals, slept=seen, asleep=left)
+            pause = seen.at - vitals.slept.at if vitals.slept is not None and vitals.asleep else 0.0
+            return replace(
+                vitals,
+                slept=seen,
+                asleep=left,
+                warm=0,
+                longest_pause=max(vitals.longest_pause, pause),
+            )
         case Signal.UPDATED:
-            return replace(vitals, updated_at=seen.at)
+            return replace(vitals, updated_at=seen.at, warm=0)
         case Signal.ABORTED:
             return replace(vitals, aborted_at=seen.at)
         case Signal.COMPLETED:
-            return replace(vitals, completed_at=seen.at, aborted_at=None)
+            soon = vitals.last is not None and seen.at <= vitals.last.at + DRAIN * vitals.interval
+            return replace(
+                vitals,
+                completed_at=seen.at,
+                aborted_at=None,
+                drained=vitals.drained + 1 if soon else vitals.drained,
+            )
         case Signal.BEAT_LOST:
             return replace(vitals, beat_lost=seen)
         case Signal.ENGINE_DEAD:
@@ -162,7 +218,12 @@ def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:
     for process in seen.processes:
         old = before.get(process.pid)
         since = old.since if old is not None and old.state == process.state else process.since
-        now[process.pid] = replace(process, since=since)
+        waits = old is not None and old.wchan == process.wchan and old.waits_since is not None
+        now[process.pid] = replace(
+            process,
+            since=since,
+            waits_since=old.waits_since if old is not None and waits else process.at,
+        )
     for pid, old in before.items():
         if pid not in now and old.needed:
             since = old.since if old.state == "" else seen.at
@@ -171,8 +232,12 @@ def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:
 
 
 COMPUTING: Final = 5.0
-"""Percent of memory activity from which on a GPU computes: a kernel that spins touches no memory,
-and the reports of stuck ones say 0 to 1."""
+"""Percent of memory activity from which on a busy GPU computes: a kernel that spins touches no
+memory, and the reports of stuck ones say 0 to 1."""
+
+SPINNING: Final = 90.0
+"""Percent of utilisation from which on a GPU without memory activity spins. A small model that
+computes shows less than 20."""
 
 WARM: Final = 0.45
 """Share of the power limit from which on a GPU computes, whatever else is known of it. Spinning
@@ -191,7 +256,14 @@ def computes(gpu: GpuVital) -> bool | None:
         return False
     if gpu.power_w is not None and gpu.power_limit_w and gpu.power_w > WARM * gpu.power_limit_w:
         return True
-    return None if memory is None else memory >= COMPUTING
+    if memory is None:
+        return None
+    return True if memory >= COMPUTING else False if used >= SPINNING else None
+
+
+def spins(gpu: GpuVital) -> bool:
+    """Say whether a GPU runs a kernel that computes nothing."""
+    return computes(gpu) is False and (gpu.utilization_pct or 0.0) >= SPINNING
 
 
 def gpus(vitals: Vitals, seen: GpusSeen) -> Vitals:

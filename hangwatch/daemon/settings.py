@@ -75,7 +75,7 @@ class Settings(BaseModel):
     calibrate: Annotated[bool, Field(title="true or false")] = True
     """Whether ``stall_after`` follows the gaps observed; by default only where it is not set."""
     pause_limit: Seconds = _DEFAULT.pause_limit
-    """A pause that lasts longer is suspicious itself."""
+    """A sleep that lasts longer is suspicious itself."""
     lease_limit: Seconds = _DEFAULT.lease_limit
     """The longest lease that is granted."""
     starved_after: Seconds = _DEFAULT.starved_after

@@ -21,7 +21,8 @@ class Policy:
         cool_down: Time after a capture in which the same instances start no new one.
         poll_interval: Time between two looks of the loop.
         sample_gap: Pause between the two samples of stage A.
-        pause_limit: A pause (sleep, weight update) that lasts longer is suspicious itself.
+        pause_limit: A sleep that lasts longer is suspicious itself. Longer than XTuner waits for a
+            rollout (5 h, ROLLOUT_RAY_GET_TIMEOUT in its rl/rollout/worker.py).
         lease_limit: The longest lease that is granted.
         starved_after: Time without work in the whole fleet that is worth a notice, while a job
             runs.
@@ -38,7 +39,7 @@ class Policy:
     cool_down: float = 600.0
     poll_interval: float = 1.0
     sample_gap: float = 5.0
-    pause_limit: float = 7200.0
+    pause_limit: float = 21_600.0
     lease_limit: float = 7200.0
     starved_after: float = 1800.0
     job_running: bool = False

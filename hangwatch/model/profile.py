@@ -187,6 +187,8 @@ class EngineProfile:
             prefix_hit_pct draft_acceptance_pct``); numbers are best effort.
         interval: Seconds between beats while there is work.
         silent_when_idle: Whether an interval without tokens prints nothing.
+        says_idle: Whether it prints a last line of zeros when it goes idle, so that a silence after
+            any other line has another reason.
         step_driven: Whether beats come with the engine's steps and not with the clock: the
             interval is then no more than a first guess, and the gaps seen so far tell.
         parts: Parts that a ``SLEEP`` puts to sleep, each of which must be woken.
@@ -215,6 +217,7 @@ class EngineProfile:
     families: tuple[re.Pattern[bytes], ...]
     interval: float
     silent_when_idle: bool
+    says_idle: bool = False
     step_driven: bool = False
     parts: tuple[str, ...] = ()
     signals: tuple[SignalPattern, ...] = ()

@@ -95,7 +95,8 @@ class ProcessVital:
         since: When this state was first seen.
         at: When it was last looked at.
         tracer_pid: Who traces it, 0 for nobody, ``None`` if not read.
-        wchan: Kernel function it sleeps in, or ``""``.
+        wchan: Kernel function its main thread sleeps in, or ``""``.
+        waits_since: When this ``wchan`` was first seen; filled in by ``advance``.
         cpu_pct: Share of one core since the look before, percent, or ``None``.
         vol_ctxt_per_s: Voluntary context switches a second, or ``None``.
         read_bytes_per_s: Bytes a second that it reads from storage, or ``None``.
@@ -118,6 +119,7 @@ class ProcessVital:
     wchan: str = ""
     cpu_pct: float | None = None
     vol_ctxt_per_s: float | None = None
+    waits_since: Instant | None = None
     read_bytes_per_s: float | None = None
     switches_per_s: float | None = None
     busiest_cpu_pct: float | None = None
@@ -176,6 +178,8 @@ class StackVital:
         thread: Thread it belongs to.
         suspended: The await that stood unmoved in two readings of the tasks while every thread
             waited, and nothing that was awaited could be computed meanwhile; else ``""``.
+        stuck: The call that stood unmoved in two samples of the main thread of a process that runs
+            no loop; else ``""``. It tells of a start that does not end, and of nothing else.
     """
 
     at: Instant
@@ -184,6 +188,7 @@ class StackVital:
     pid: int | None = None
     thread: str = ""
     suspended: str = ""
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +224,9 @@ class Vitals:
         instance: Whom it concerns.
         interval: Seconds between its beats while it works.
         silent_when_idle: Whether it prints nothing in an interval without tokens.
+        says_idle: See ``EngineProfile``.
+        step_driven: See ``EngineProfile``.
+        polls_gpu: See ``EngineProfile``.
         listening_since: Silence counts from here at the earliest.
         first_beat_at: First beat ever seen; ``None`` before it.
         armed_at: First beat that arrived while we listened; silence means nothing before it.
@@ -228,9 +236,17 @@ class Vitals:
         recent_tps: Tokens a second of the latest beats with tokens, the last one included.
         median_tps: Their median, the last one left out; ``None`` while there are fewer than
             three.
+        pace: Prompt tokens a second, generated tokens a second and requests in flight of the latest
+            beats with tokens.
+        slow_since: First beat of the unbroken run of those far below the usual pace, or ``None``.
         buffered: Seconds of printed time that the latest beats, arriving together, cover: more
             than an interval if the writer's output is buffered; else 0.
         longest_gap: Longest gap between beats that ended by itself, seconds.
+        recent_gaps: Seconds between the latest beats.
+        peak_in_tps: Most prompt tokens a second that a beat showed: no prefill is slower for long.
+        patience: Seconds of silence that are suspicious, as calibrated; ``None``: see the policy.
+        warm: Beats with tokens since it was started, woken or updated: before a few of them,
+            compilers and graph captures block its loop.
         started: Last ``starting`` or ``ready`` signal.
         slept: Last ``sleep`` or ``wake`` signal.
         asleep: Parts that were put to sleep and not woken yet.
@@ -238,6 +254,8 @@ class Vitals:
         aborted_at: When the requests in flight were last given up on.
         beat_lost: The line that says that the task which prints beats ended.
         completed_at: Last answered request seen in the log.
+        drained: Requests seen answered soon after the last beat, and since it.
+        longest_pause: Longest pause that ended by itself, seconds.
         died: The line that says that a needed task or process ended.
         stopped: The line that says that the server shut down in order.
         health: Last answer of ``/health``.
@@ -258,6 +276,9 @@ class Vitals:
     interval: float
     listening_since: Instant
     silent_when_idle: bool = True
+    says_idle: bool = False
+    step_driven: bool = False
+    polls_gpu: bool = False
     first_beat_at: Instant | None = None
     armed_at: Instant | None = None
     last: Heartbeat | None = None
@@ -265,8 +286,14 @@ class Vitals:
     beats: int = 0
     recent_tps: tuple[float, ...] = ()
     median_tps: float | None = None
+    pace: tuple[tuple[float, float, int], ...] = ()
+    slow_since: Instant | None = None
     buffered: float = 0.0
     longest_gap: float = 0.0
+    recent_gaps: tuple[float, ...] = ()
+    peak_in_tps: float = 0.0
+    patience: float | None = None
+    warm: int = 0
     started: SignalSeen | None = None
     slept: SignalSeen | None = None
     asleep: tuple[str, ...] = ()
@@ -274,6 +301,8 @@ class Vitals:
     aborted_at: Instant | None = None
     beat_lost: SignalSeen | None = None
     completed_at: Instant | None = None
+    drained: int = 0
+    longest_pause: float = 0.0
     died: SignalSeen | None = None
     stopped: SignalSeen | None = None
     health: Health | None = None

@@ -373,6 +373,7 @@ PROFILE: Final = EngineProfile(
     ),
     interval=10.0,
     silent_when_idle=True,
+    polls_gpu=True,
     parts=("weights", "kv_cache"),
     signals=(
         SignalPattern(

@@ -393,14 +393,24 @@ def test_fresh_beats_outrank_awaits_that_did_not_move():
     assert "ok" == word(fold.beat(suspended(busy()), beat(LAST + 40).beat, fresh=True), LAST + 41)
 
 
-def test_beats_that_go_on_with_zero_tokens_and_work_are_a_stuck_scheduler():
+def zeros(**numbers: int) -> Vitals:
     vitals = busy()
     for second in range(10, 200, 10):
-        vitals = fold.beat(vitals, beat(LAST + second, tps=0.0).beat, fresh=True)
+        zero = replace(beat(LAST + second, tps=0.0).beat, routed=None, api_waiting=None, **numbers)
+        vitals = fold.beat(vitals, zero, fresh=True)
+    return vitals
 
-    verdict = judge(vitals, POLICY, Instant(LAST + 191))
+
+def test_beats_that_go_on_with_zero_tokens_and_only_waiting_requests_are_a_stuck_scheduler():
+    verdict = judge(zeros(running=0, waiting=5), POLICY, Instant(LAST + 191))
 
     assert ("hung", "scheduler-stuck") == (verdict.word, verdict.cause)
+
+
+def test_zero_tokens_with_running_requests_are_no_fault_of_the_scheduler():
+    verdict = judge(zeros(running=5, waiting=0), POLICY, Instant(LAST + 191))
+
+    assert ("hung", "one-instance-silent") == (verdict.word, verdict.cause)
 
 
 def test_beats_that_go_on_with_zero_tokens_and_no_work_are_idle():
