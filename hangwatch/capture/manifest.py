@@ -89,7 +89,7 @@ class Manifest(_Part):
     """``manifest.json``."""
 
     schema_: Literal["hangwatch.manifest/1"] = Field("hangwatch.manifest/1", alias="schema")
-    kind: Literal["incident", "run"]
+    kind: Literal["incident", "notice", "run"]
     id: str
     created: str
     hangwatch: str

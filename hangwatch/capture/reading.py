@@ -145,9 +145,9 @@ def _loose(
     kept, withheld = loose.redacted({**rescued.files, **files.files}, redactor)
 
     profiles = {profile.name: profile}
-    seen = loose.snapshots(
-        kept, profile=profile, at=until, instances=instances(material, profiles=profiles)
-    )
+    # Without any log there is no engine to judge: stacks are shown, and the rules speak.
+    keys = instances(material, profiles=profiles) if material.sources else ()
+    seen = loose.snapshots(kept, profile=profile, at=until, instances=keys)
     result = replay(material, profiles=profiles, policy=policy, until=until, snapshots=seen)
     # A log by its name may well hold no beat; anything else was given by mistake.
     nameless = all(path.is_file() and place(path.name).kind is Kind.OTHER for path in files.logs)

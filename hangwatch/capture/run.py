@@ -201,6 +201,7 @@ class _Capture:
             targets,
             collectors=registry.collectors().values(),
             policy=request.policy,
+            light=request.kind is CaptureKind.NOTICE,
             paths=self._profile.endpoints,
             urls={i.pid: i.url for i in request.instances if i.pid is not None and i.url},
             logs=request.logs,

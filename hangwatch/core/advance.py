@@ -28,8 +28,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hangwatch.core import grouping, judge, vitals
+from hangwatch.core import calibration, grouping, judge, starvation, vitals
+from hangwatch.core.calibration import Calibration
 from hangwatch.core.judge import Demand
+from hangwatch.core.starvation import Idleness
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, IncidentState, Member, Transition
@@ -68,6 +70,7 @@ from hangwatch.model.time import Epoch, Instant
 from hangwatch.model.verdict import (
     Confidence,
     Gone,
+    Idle,
     Loading,
     LogStalled,
     Ok,
@@ -142,12 +145,16 @@ class Memory:
         cooling: Who was captured, and when.
         serial: Number of the last incident.
         leases: Announced pauses.
+        calibrations: What was learned of each engine's silences, by profile.
+        idleness: How long the whole fleet has been without work.
     """
 
     incidents: tuple[Incident, ...] = ()
     cooling: tuple[Cooling, ...] = ()
     serial: int = 0
     leases: tuple[Lease, ...] = ()
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    idleness: Idleness = field(default_factory=Idleness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +172,9 @@ class State:
         incidents: Open ones, and the latest closed.
         cooling: When each instance was last captured.
         serial: Number of the last incident.
-        leases: Announced pauses that have not ended, by id.
+        leases: Announced pauses, by id.
+        calibrations: What was learned of each engine's silences, by profile.
+        idleness: How long the whole fleet has been without work.
     """
 
     policy: Policy
@@ -179,6 +188,8 @@ class State:
     cooling: Mapping[InstanceKey, Instant] = field(default_factory=dict)
     serial: int = 0
     leases: Mapping[str, Lease] = field(default_factory=dict)
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    idleness: Idleness = field(default_factory=Idleness)
 
     @property
     def verdicts(self) -> dict[InstanceKey, Verdict]:
@@ -219,6 +230,8 @@ def begin(
         cooling={entry.instance: entry.captured_at for entry in memory.cooling},
         serial=memory.serial,
         leases={lease.id: lease for lease in memory.leases if lease.until > now},
+        calibrations=dict(memory.calibrations),
+        idleness=replace(memory.idleness, whole=False),
     )
 
 
@@ -229,6 +242,8 @@ def remember(state: State) -> Memory:
         cooling=tuple(Cooling(instance=key, captured_at=at) for key, at in state.cooling.items()),
         serial=state.serial,
         leases=tuple(state.leases.values()),
+        calibrations=state.calibrations,
+        idleness=state.idleness,
     )
 
 
@@ -248,7 +263,16 @@ def advance(
 
 def due(state: State) -> Instant | None:
     """Return when a verdict may next change by itself, or ``None``."""
-    return min((t.due for t in state.instances.values() if t.due is not None), default=None)
+    moments = [t.due for t in state.instances.values() if t.due is not None]
+    starves_at = starvation.due(state.idleness, state.policy)
+    if starves_at is not None and _job_lives(state.instances, state.policy):
+        moments.append(starves_at)
+    return min(moments, default=None)
+
+
+def _job_lives(instances: Mapping[InstanceKey, Tracked], policy: Policy) -> bool:
+    processes = (p for tracked in instances.values() for p in tracked.vitals.processes)
+    return starvation.job_lives(processes, policy)
 
 
 def overall(state: State, now: Instant) -> Verdict:
@@ -289,7 +313,21 @@ def view(state: State, key: InstanceKey, now: Instant | None = None) -> Vitals:
         key: Whose.
         now: The present instant; without it, logs beside its own are always looked at.
     """
-    return _view(key, state.instances[key], state.sources, _last_to_end(state.leases), now)
+    tracked = _calibrated(state.instances[key], state.calibrations, state.policy)
+    return _view(key, tracked, state.sources, _last_to_end(state.leases), now)
+
+
+def _calibrated(
+    tracked: Tracked, calibrations: Mapping[str, Calibration], policy: Policy
+) -> Tracked:
+    last = tracked.vitals.last
+    known = calibrations.get(last.profile) if last is not None else None
+    if known is None or not policy.calibrate:
+        return tracked
+    patience = calibration.patience(known, policy.stall_after)
+    if tracked.vitals.patience == patience:
+        return tracked
+    return replace(tracked, vitals=replace(tracked.vitals, patience=patience))
 
 
 def _last_to_end(leases: Mapping[str, Lease]) -> Lease | None:
@@ -345,6 +383,14 @@ def _folder(name: str) -> str:
     return name.rpartition("/")[0]
 
 
+def _prints_on(key: InstanceKey, writer: int | None) -> bool:
+    """Say whether an engine prints on a log of that writer, as far as pids tell.
+
+    A nameless engine is the only one there is: all logs are its own.
+    """
+    return key == InstanceKey() or (writer is not None and (key.host, key.pid) == ("", writer))
+
+
 def _log_stalled(name: str, since: Instant) -> LogStalled:
     return LogStalled(
         since=since,
@@ -370,6 +416,8 @@ class _Turn:
         self._cooling = dict(state.cooling)
         self._serial = state.serial
         self._leases = dict(state.leases)
+        self._calibrations = dict(state.calibrations)
+        self._idleness = state.idleness
         self._touched: set[InstanceKey] = set()
         self._seen_anything = False
         self.actions: list[Action] = []
@@ -385,6 +433,8 @@ class _Turn:
             cooling=self._cooling,
             serial=self._serial,
             leases=self._leases,
+            calibrations=self._calibrations,
+            idleness=self._idleness,
         )
 
     # --- observations ---
@@ -480,9 +530,7 @@ class _Turn:
                 listening_since=at,
             ),
             carried={
-                name: None
-                for name, source in self._sources.items()
-                if source.pid is not None and source.pid == key.pid and not key.host
+                name: None for name, source in self._sources.items() if _prints_on(key, source.pid)
             },
         )
         self._touched.add(key)
@@ -498,7 +546,7 @@ class _Turn:
         source = self._source(name, retired_at=None, unreadable_since=None)
         self._sources[name] = replace(source, pid=pid if pid is not None else source.pid)
         for key, tracked in self._instances.items():
-            if pid is not None and (key.host, key.pid) == ("", pid) and name not in tracked.carried:
+            if _prints_on(key, pid) and name not in tracked.carried:
                 self._instances[key] = replace(tracked, carried={**tracked.carried, name: None})
                 self._touched.add(key)
 
@@ -527,6 +575,7 @@ class _Turn:
             self._introduce(beat)
         tracked = self._instances[key]
         if fresh:
+            self._learn(tracked, beat)
             self._record_stall(key, tracked, beat)
         name = beat.source
         source = self._sources.get(name) or Source(vital=SourceVital(name=name))
@@ -540,6 +589,7 @@ class _Turn:
                 last_line_at=beat.at,
                 relayed=vital.relayed or beat.relayed,
                 merged=vital.merged or (beat.repeated > 1 and beat.relayed),
+                in_flight=beat.in_flight,
             ),
             newest=key,
             other_at=other_at,
@@ -594,6 +644,17 @@ class _Turn:
             self._instances[key] = replace(before, vitals=replace(before.vitals, instance=key))
             return
         self._create(key, beat.at, beat.profile)
+
+    def _learn(self, tracked: Tracked, beat: Heartbeat) -> None:
+        """Take in a silence that ended by itself, whatever it was taken for."""
+        known = tracked.facts
+        if known is None or known.progress_at is None or not known.log_speaks or known.excused:
+            return
+        gap = beat.at - known.clock
+        if known.demand is Demand.NONE or gap < known.interval / 2 or not beat.tps:
+            return
+        before = self._calibrations.get(beat.profile, Calibration())
+        self._calibrations[beat.profile] = calibration.observe(before, gap)
 
     def _record_stall(self, key: InstanceKey, tracked: Tracked, beat: Heartbeat) -> None:
         known = tracked.facts
@@ -691,7 +752,7 @@ class _Turn:
                 state=IncidentState.CLOSED if closed else IncidentState.CAPTURED,
                 bundle=bundle or incident.bundle,
             )
-            for member in incident.members:
+            for member in () if incident.notice else incident.members:
                 self._cooling[member.instance] = at
 
     # --- judgements ---
@@ -718,15 +779,92 @@ class _Turn:
             )
         for key, result in examined.items():
             self._settle(key, self._in_company(key, result))
+        if self.actions or self._idleness.since is not None:
+            self._look_at_the_whole()
         self._forget()
+
+    def _look_at_the_whole(self) -> None:
+        """Notice that every engine is without work although a job lives, and that it is over."""
+        before = self._idleness
+        moments = [t.facts.progress_at for t in self._instances.values() if t.facts is not None]
+        self._idleness = starvation.observe(
+            before,
+            [t.verdict for t in self._instances.values() if t.verdict is not None],
+            progress_at=max((moment for moment in moments if moment is not None), default=None),
+            now=self._now,
+        )
+        if before.told and not self._idleness.told:
+            self._end_notices()
+        starves_at = starvation.due(self._idleness, self._state.policy)
+        if (
+            starves_at is not None
+            and self._now >= starves_at
+            and _job_lives(self._instances, self._state.policy)
+        ):
+            self._idleness = replace(self._idleness, told=True)
+            self._give_notice(starves_at)
+
+    def _give_notice(self, starves_at: Instant) -> None:
+        present = {
+            key: tracked.verdict
+            for key, tracked in self._instances.items()
+            if isinstance(tracked.verdict, Idle)
+        }
+        since = self._idleness.since
+        assert since is not None
+        for key, verdict in present.items():
+            self._settle(key, self._starved(verdict))
+        self._serial += 1
+        incident = Incident(
+            id=grouping.incident_id(self._state.epoch, self._now, self._serial),
+            members=tuple(
+                Member(
+                    instance=key,
+                    verdict=self._starved(verdict),
+                    last_beat_at=last.at if (last := self._instances[key].vitals.last) else None,
+                )
+                for key, verdict in present.items()
+            ),
+            watched=len(present),
+            verdict=Idle(
+                since=since,
+                cause=starvation.STARVED,
+                confidence=Confidence.MEDIUM,
+                because=(
+                    f"no engine has had work for {starves_at - since:.0f} s: {len(present)} idle",
+                    "the job that should bring some lives",
+                ),
+            ),
+            detected_at=self._now,
+            state=IncidentState.CAPTURING,
+            confirmed=True,
+            notice=True,
+        )
+        self._incidents.append(incident)
+        self.actions.append(StartCapture(incident=incident))
+
+    def _starved(self, verdict: Idle) -> Idle:
+        told = "every engine is without work, while the job that should bring some lives"
+        return replace(verdict, cause=starvation.STARVED, because=(*verdict.because, told))
+
+    def _end_notices(self) -> None:
+        for i, incident in enumerate(self._incidents):
+            if not incident.notice or incident.state is IncidentState.CLOSED:
+                continue
+            closed = replace(incident, state=IncidentState.CLOSED, closed_at=self._now)
+            self._incidents[i] = closed
+            self.actions.append(CloseIncident(incident=closed))
 
     def _view(self, key: InstanceKey) -> Vitals:
         lease = _last_to_end(self._leases)
-        return _view(key, self._instances[key], self._sources, lease, self._now)
+        tracked = _calibrated(self._instances[key], self._calibrations, self._state.policy)
+        return _view(key, tracked, self._sources, lease, self._now)
 
     def _in_company(self, key: InstanceKey, result: judge.Examined) -> Verdict:
-        """Return the verdict; a stall that others share is named after that."""
+        """Return the verdict; a stall, or an idleness, that all share is named after that."""
         verdict = result.verdict
+        if self._idleness.told and isinstance(verdict, Idle) and verdict.cause == starvation.IDLE:
+            return self._starved(verdict)
         if not grouping.is_alarm(verdict) or verdict.cause not in _COMMON:
             return verdict
         if verdict.cause == judge.LOOP_BLOCKED and self._instances[key].vitals.stacks is not None:
@@ -828,7 +966,7 @@ class _Turn:
 
     def _calm(self, key: InstanceKey, verdict: Verdict) -> None:
         for i, incident in enumerate(self._incidents):
-            if incident.state is IncidentState.CLOSED:
+            if incident.state is IncidentState.CLOSED or incident.notice:
                 continue
             mine = [m for m in incident.members if m.instance == key and m.recovered_at is None]
             # A member of an incident from before a restart must be heard first.

@@ -114,12 +114,12 @@ def home(incidents: Sequence[Incident], member: Member, seconds: float) -> int |
         seconds: How far apart the stops of one incident may lie.
     """
     for i, incident in enumerate(incidents):
-        if incident.state is IncidentState.CLOSED:
+        if incident.state is IncidentState.CLOSED or incident.notice:
             continue
         if any(other.instance == member.instance for other in incident.members):
             return i
     for i, incident in enumerate(incidents):
-        if incident.state is IncidentState.CLOSED:
+        if incident.state is IncidentState.CLOSED or incident.notice:
             continue
         stopped_at = member.window.earliest if member.window else member.verdict.since
         window = incident.window

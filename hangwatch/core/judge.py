@@ -52,6 +52,7 @@ from typing import Final
 
 from hangwatch.core import calibration
 from hangwatch.core.vitals import computes, spins
+from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import Role
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import HealthMeaning, Signal
@@ -104,6 +105,9 @@ WARM: Final = 3
 
 SETTLED_WAIT: Final = 8.0
 """Seconds over which looks must agree that a GPU rests, or a thread waits for one thing."""
+
+COMPUTES: Final = 3.0
+"""Times the patience with an engine whose GPU is seen to compute."""
 
 LONGER: Final = 1.5
 """Times the longest prefill by context and pace: the pace that beats show is an average."""
@@ -207,12 +211,15 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
                 vitals.started.at if vitals.started else None,
                 vitals.slept.at if vitals.slept else None,
                 vitals.lease.until if vitals.lease else None,
+                counters.busy_since if counters and not _beaten_with_work(last) else None,
             )
             if moment is not None
         )
     )
     stretch = min(vitals.buffered, MAX_STRETCH) if vitals.buffered > 2 * interval else 0.0
     patience = _patience(vitals, policy, interval)
+    if _gpu_computes(vitals, progress_at):
+        patience *= COMPUTES
     quick = min(policy.missed_beats * interval, patience)
     demand = _demand(vitals, interval, unhealthy=unhealthy, voided_at=voided_at, lost=lost)
     known_alive = any(process.state not in ("", "Z", "X") for process in vitals.processes)
@@ -344,11 +351,22 @@ def _window_past_the_beats(vitals: Vitals, known: Facts, progress_at: Instant) -
 # --- what the vitals amount to -------------------------------------------------------------------
 
 
+def _beaten_with_work(last: Heartbeat | None) -> bool:
+    return last is not None and bool(last.in_flight)
+
+
 def _interval(vitals: Vitals) -> float:
     """Return the seconds between beats; those of a step-driven engine are as long as its steps."""
     if not vitals.step_driven or len(vitals.recent_gaps) < WARM:
         return vitals.interval
     return max(vitals.interval, 2 * median(vitals.recent_gaps))
+
+
+def _gpu_computes(vitals: Vitals, progress_at: Instant | None) -> bool:
+    """Say whether a GPU of it was seen to compute since the last progress: a long prefill, say."""
+    return any(
+        computes(gpu) and (progress_at is None or gpu.at > progress_at) for gpu in vitals.gpus
+    )
 
 
 def _patience(vitals: Vitals, policy: Policy, interval: float) -> float:
@@ -434,11 +452,26 @@ def _demand(
             return Demand.UNKNOWN if lost else Demand.SOME
     if voided_at is not None:
         return Demand.NONE
-    if last is None or last.in_flight is None:
+    in_flight = _last_in_flight(vitals)
+    if in_flight is None:
         return Demand.UNKNOWN
     # A step-driven engine prints nothing when its last request is done: the answers tell.
     answered = vitals.drained if vitals.step_driven else 0
-    return Demand.SOME if last.in_flight > answered else Demand.NONE
+    return Demand.SOME if in_flight > answered else Demand.NONE
+
+
+def _last_in_flight(vitals: Vitals) -> int | None:
+    """Return how many requests the last beat counted.
+
+    Where de-duplication leaves one line of many, an engine's own last line may be minutes older
+    than its last beat: the last line of the stream says more.
+    """
+    followed = [source for source in vitals.sources if source.retired_at is None]
+    if followed and all(source.merged for source in followed):
+        newest = max(followed, key=lambda source: source.last_line_at or 0.0)
+        if newest.in_flight is not None:
+            return newest.in_flight
+    return vitals.last.in_flight if vitals.last is not None else None
 
 
 def _excuse(vitals: Vitals, progress_at: Instant | None) -> bool:
@@ -460,7 +493,9 @@ def _flat(vitals: Vitals, patience: float) -> bool:
     counters = vitals.counters
     if counters is None or counters.tokens is None:
         return False
-    since = max(counters.since, counters.tokens_moved_at or counters.since)
+    if counters.busy_since is None:
+        return False
+    since = max(counters.since, counters.busy_since, counters.tokens_moved_at or counters.since)
     if vitals.last_progress is not None:
         since = max(since, vitals.last_progress.at)
     return counters.at - since >= patience
@@ -689,7 +724,7 @@ def _pause_ends(vitals: Vitals, policy: Policy, known: Facts) -> Instant | None:
 
 def _stalled_client(vitals: Vitals, known: Facts) -> Verdict | None:
     """A request that the engine has finished and whose client does not read looks lost."""
-    if known.unhealthy is None or known.unhealthy.meaning is not HealthMeaning.LOST_REQUEST:
+    if not _is_lost(vitals, known):
         return None
     unsent = sum(process.unsent_bytes or 0 for process in vitals.processes)
     if not unsent:
@@ -700,8 +735,22 @@ def _stalled_client(vitals: Vitals, known: Facts) -> Verdict | None:
         confidence=Confidence.MEDIUM,
         because=(
             f"{unsent:,} bytes of answers lie in its connections, and a client does not read them",
-            f"/health says “{known.unhealthy.message}”",
+            "its engine has no request any more, and its server still has some",
         ),
+    )
+
+
+def _is_lost(vitals: Vitals, known: Facts) -> bool:
+    """Say whether requests were handed out that the engine does not know (any more)."""
+    if known.unhealthy is not None:
+        return known.unhealthy.meaning is HealthMeaning.LOST_REQUEST
+    counters = vitals.counters
+    return (
+        counters is not None
+        and known.firm
+        and counters.running == 0
+        and not counters.waiting
+        and bool(counters.routed)
     )
 
 
@@ -758,7 +807,7 @@ def _still(vitals: Vitals, known: Facts) -> _Still:
         and newest is not None
         and newest - rest_since >= SETTLED_WAIT,
         switches=_nothing_polls(vitals, known),
-        pipe=_pipe_full(vitals),
+        pipe=_pipe_full(vitals, known),
     )
 
 
@@ -774,12 +823,15 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
     if disk := _d_state(vitals, policy, known, now):
         return disk
     still = _still(vitals, known)
-    if known.excused or not (_has_work(known) or still.pipe):
+    if known.excused or not (_has_work(vitals, known) or still.pipe):
         return None
+    busy = _busy(vitals, known)
     excluded = still.excludes_prefill or (
-        known.unhealthy is not None and known.unhealthy.meaning in _QUICK
+        known.unhealthy is not None and known.unhealthy.meaning in _QUICK and not busy
     )
-    quick_at = known.quick_at if known.warm or still.stacks else known.limit_at
+    # A loop that is blocked may compile, capture a graph or load weights; a process shows that.
+    patient = bool(busy) or not known.warm
+    quick_at = known.limit_at if patient and not still.stacks else known.quick_at
     silent = known.log_speaks and now >= (quick_at if excluded else known.limit_at)
     # The engine's own monitor waited before it spoke; two witnesses need no further patience.
     accused = known.unhealthy is not None and (now >= quick_at or bool(still.stacks or still.tasks))
@@ -790,7 +842,7 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
         return None
     because = (*_work(vitals, known), *_no_progress(vitals, policy, known, excluded=excluded))
     since = known.progress_at or known.clock
-    if busy := _busy(vitals, known):
+    if busy:
         return Blocked(
             since=since,
             cause="event-loop-blocked-by-cpu",
@@ -817,11 +869,11 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
     )
 
 
-def _has_work(known: Facts) -> bool:
+def _has_work(vitals: Vitals, known: Facts) -> bool:
     """Say whether work is known, or may be, in flight.
 
     A loop that does not answer its monitor counts in an engine without work, too, once it has
-    lasted: an update of the weights blocks it for some time.
+    lasted and nothing computes: an update of the weights blocks it for some time.
     """
     if known.demand is not Demand.NONE:
         return True
@@ -830,6 +882,7 @@ def _has_work(known: Facts) -> bool:
         health is not None
         and health.meaning is HealthMeaning.LOOP_BLOCKED
         and health.at - (health.since or health.at) >= known.patience
+        and not _busy(vitals, known)
     )
 
 
@@ -1056,6 +1109,8 @@ def _work(vitals: Vitals, known: Facts) -> tuple[str, ...]:
         return ("whether there is work is not known: no number says so",)
     if last is not None and last.in_flight:
         numbers = f"running {_number(last.running)}, waiting {_number(last.waiting)}"
+        if last.routed is not None:
+            numbers += f"; {last.routed} in its server"
         return (f"its last heartbeat had {last.in_flight} requests in flight ({numbers})",)
     if counters is not None and counters.in_flight:
         return (f"its gauges show {counters.in_flight} requests in flight",)
@@ -1184,21 +1239,25 @@ def _nothing_polls(vitals: Vitals, known: Facts) -> str:
     )
 
 
-def _pipe_full(vitals: Vitals) -> str:
-    """Say that its server is held by a pipe that nobody reads; ``""`` if that is not known."""
+def _pipe_full(vitals: Vitals, known: Facts) -> str:
+    """Say that its server is held by a pipe that nobody reads; ``""`` if that is not known.
+
+    An idle server may be seen in the middle of a line that it writes: it counts if it has work, and
+    stood there for some time or has been silent for long.
+    """
     for process in vitals.processes:
-        since = process.waits_since
-        if (
-            process.role is Role.API_SERVER
-            and process.needed
-            and process.stdout_pipe
-            and _PIPE_FULL.match(process.wchan)
-            and since is not None
-            and process.at - since >= SETTLED_WAIT
-        ):
+        since = process.waits_since or process.at
+        if process.role is not Role.API_SERVER or not process.needed:
+            continue
+        if not _PIPE_FULL.match(process.wchan):
+            continue
+        stood = process.at - since >= SETTLED_WAIT
+        silent = process.at >= known.limit_at and known.demand is not Demand.NONE
+        if stood or silent:
+            what = "its standard output is one that" if process.stdout_pipe else "it is one that"
             return (
-                f"{process.role} {process.pid} waits in {process.wchan}: its standard output is a"
-                " pipe that nobody empties"
+                f"{process.role} {process.pid} waits in {process.wchan} for room in a pipe: {what}"
+                " nobody empties"
             )
     return ""
 
@@ -1220,7 +1279,7 @@ def _cause(vitals: Vitals, known: Facts, still: _Still) -> str:  # noqa: PLR0911
         return "gpu-kernel-stuck"
     if still.stacks or meaning is HealthMeaning.LOOP_BLOCKED:
         return LOOP_BLOCKED
-    if meaning is HealthMeaning.LOST_REQUEST:
+    if _is_lost(vitals, known):
         return "lost-request"
     if still.tasks or still.switches:
         return "await-never-completes"

@@ -43,6 +43,7 @@ from hangwatch.model.dossier import (
 from hangwatch.model.identity import NEEDED, InstanceKey, Role
 from hangwatch.model.observation import (
     CountersSeen,
+    GpusSeen,
     HealthSeen,
     Observation,
     ProcessesSeen,
@@ -51,7 +52,7 @@ from hangwatch.model.observation import (
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.replay import ReplayResult
 from hangwatch.model.time import Instant
-from hangwatch.model.vitals import ProcessVital
+from hangwatch.model.vitals import GpuVital, ProcessVital
 
 # Words that people and other tools use for roles, by what they contain; first match wins.
 _ROLE_WORDS: Final = (
@@ -163,6 +164,7 @@ def snapshots(
         *_health_seen(parsed, keys),
         *_counters_seen(parsed, profile, at, keys),
         *_processes_seen(parsed, at, keys),
+        *_gpus_seen(parsed, at, keys),
         *_stacks_seen(parsed, profile, at, keys),
     )
 
@@ -551,8 +553,34 @@ def _processes_seen(
             yield ProcessesSeen(instance=key, processes=tuple(vitals), at=at)
 
 
+def _gpus_seen(parsed: _Parsed, at: Instant, keys: tuple[InstanceKey, ...]) -> Iterator[GpusSeen]:
+    """Give each instance the GPUs that its processes name; the only instance has them all."""
+    last = max((row.sample for row in parsed.gpus), default=1)
+    rows = [row for row in parsed.gpus if row.sample == last]
+    processes = [row for _, row in parsed.processes]
+    for key in keys:
+        named = {row.gpu for row in family(key.pid, key.name, processes) if row.gpu is not None}
+        own = [row for row in rows if row.index in named]
+        if not own and len(keys) == 1:
+            own = rows
+        if own:
+            yield GpusSeen(instance=key, gpus=tuple(_gpu(row, at) for row in own), at=at)
+
+
+def _gpu(row: GpuRow, at: Instant) -> GpuVital:
+    return GpuVital(
+        index=row.index,
+        at=at,
+        utilization_pct=row.utilization_pct,
+        memory_activity_pct=row.memory_activity_pct,
+        power_w=row.power_w,
+        power_limit_w=row.power_limit_w,
+    )
+
+
 def _vital(row: ProcessRecord, at: Instant) -> ProcessVital:
     role = role_of(row.role)
+    unsent = integer(row.extra.get("unsent_bytes"))
     return ProcessVital(
         pid=row.pid,
         role=role,
@@ -563,6 +591,11 @@ def _vital(row: ProcessRecord, at: Instant) -> ProcessVital:
         wchan=row.wchan,
         cpu_pct=row.cpu_pct,
         vol_ctxt_per_s=row.vol_ctxt_per_s,
+        read_bytes_per_s=number(row.extra.get("read_bytes_per_s")),
+        switches_per_s=number(row.extra.get("switches_per_s")),
+        busiest_cpu_pct=number(row.extra.get("busiest_cpu_pct")),
+        stdout_pipe=row.extra.get("stdout_pipe") is True,
+        unsent_bytes=unsent,
         needed=role in NEEDED,
     )
 

@@ -18,6 +18,13 @@ its loop: between the loop's own frame and the innermost one lies a call.
    frozen as far as two looks can tell; a thread on CPU may be busy in one long frame and is
    never called frozen, unless it spins in a known wait for the GPU.
 
+Two freezes need no loop. A thread that holds the interpreter's lock off the CPU while others want
+it stops every one of them. And a thread that waits for a module's import lock waits for another one
+that imports; where both stand still, each waits for the other.
+
+A process that has not come to its loop yet is starting. What its main thread stands in tells of a
+start that does not end (``stuck``), and of nothing else: many a helper sleeps like that for ever.
+
 One sample alone proves no freeze.
 """
 
@@ -25,6 +32,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from hangwatch.core.objects import integer, objects
@@ -69,6 +77,12 @@ IDLE_NATIVE: Final = re.compile(
 
 # A thread that wants the interpreter's lock has something to do, wherever it is.
 WANTS_GIL: Final = re.compile(r"^(take_gil|PyEval_RestoreThread|PyEval_AcquireThread)$")
+
+# importlib/_bootstrap.py is frozen: its frames name it so in every version.
+IMPORT_LOCK: Final = re.compile(r"^(acquire|_lock_unlock_module|__enter__)$")
+IMPORTLIB: Final = re.compile(r"importlib\._bootstrap\b|(^|/)importlib/_bootstrap\.py$")
+
+MAIN_THREAD: Final = "MainThread"
 
 # File, then function: the frame of a loop itself. ``coroutine`` loops may never wait inside.
 LOOPS: Final = (
@@ -289,6 +303,9 @@ def motion(
     A loop that was back in its wait in either sample is not ``BUSY``: it takes its turns.
     Frame and thread are ``""`` with ``WAITING``.
     """
+    motions = tuple(motions)
+    if held := _held(motions):
+        return held
     boring = profile.boring_threads if profile is not None else ()
     busy: tuple[Motion, str, str] | None = None
     for thread in motions:
@@ -306,6 +323,44 @@ def motion(
         if busy is None and not thread.rested and (thread.moved or thread.active):
             busy = (Motion.BUSY, told, thread.name)
     return busy or (Motion.WAITING, "", "")
+
+
+def _held(motions: tuple[ThreadMotion, ...]) -> tuple[Motion, str, str] | None:
+    """Return the freeze of a process whose threads wait for a lock of the interpreter itself."""
+    wanted = [t for t in motions if any(WANTS_GIL.match(f.name) for f in t.frames if f.module)]
+    for thread in motions:
+        if thread.moved is not False or thread.active:
+            continue
+        holds = thread.owns_gil and any(other is not thread for other in wanted)
+        if holds or _waits_for_import(thread):
+            frame = telling_frame(thread.frames)
+            return Motion.FROZEN, str(frame) if frame is not None else "", thread.name
+    return None
+
+
+def _waits_for_import(thread: ThreadMotion) -> bool:
+    python = [frame for frame in thread.frames if not frame.module]
+    return bool(python) and all(
+        IMPORT_LOCK.match(frame.name) and IMPORTLIB.search(frame.file) for frame in python[:2]
+    )
+
+
+def stuck_start(motions: Iterable[ThreadMotion]) -> str:
+    """Return the call that the main thread of a process without a loop stood in, in both samples.
+
+    ``""`` if it runs a loop, waits as idle ones do, computes, or moved.
+    """
+    motions = tuple(motions)
+    if any(_runs_loop(thread) for thread in motions):
+        return ""
+    for thread in motions:
+        if thread.name != MAIN_THREAD or thread.moved is not False:
+            continue
+        if thread.idle or thread.active:
+            continue
+        frame = telling_frame(thread.frames)
+        return str(frame) if frame is not None else ""
+    return ""
 
 
 def is_frozen(thread: ThreadMotion) -> bool:
@@ -336,10 +391,11 @@ def stack_vital(
     by_pid: dict[int, list[ThreadMotion]] = {}
     for thread in threads(stacks):
         by_pid.setdefault(thread.pid, []).append(thread)
-    said = StackVital(at=at, motion=Motion.WAITING)
+    stuck = next(filter(None, map(stuck_start, by_pid.values())), "")
+    said = StackVital(at=at, motion=Motion.WAITING, stuck=stuck)
     order = (Motion.WAITING, Motion.BUSY, Motion.FROZEN)
     for pid, members in by_pid.items():
         what, frame, name = motion(members, profile)
         if order.index(what) > order.index(said.motion):
-            said = StackVital(at=at, motion=what, frame=frame, pid=pid, thread=name)
+            said = replace(said, motion=what, frame=frame, pid=pid, thread=name)
     return said

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -20,6 +21,10 @@ from hangwatch.model.policy import Policy
 
 MAX_URLS: Final = 4
 """Addresses of one server that are tried; a Ray worker listens on several that are not HTTP."""
+
+LIGHT_RUNGS: Final = frozenset({1, 2, 3, 4, 7, 8, 9})
+"""Rungs of a capture of engines that nothing is wrong with: no tool that stops a process, and none
+that fails on a busy one."""
 
 MAX_LOGS: Final = 256
 """40 processes under Ray write three logs each."""
@@ -38,6 +43,7 @@ def plan(
     options: Mapping[str, Mapping[str, str]] | None = None,
     deadline: float = 60.0,
     notes: tuple[str, ...] = (),
+    light: bool = False,
 ) -> CapturePlan:
     """Return what to do, in order.
 
@@ -51,8 +57,11 @@ def plan(
         options: Settings of collectors, by name.
         deadline: Seconds for everything.
         notes: What is known to be missing.
+        light: Whether to leave out what a healthy engine might feel, and to look once.
     """
     targets = tuple(targets)
+    if light:
+        collectors = [replace(c, samples=1) for c in collectors if c.rung in LIGHT_RUNGS]
     collectors = sorted(collectors, key=lambda collector: (collector.rung, collector.name))
     draft = _Draft(
         targets=targets,

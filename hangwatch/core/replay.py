@@ -23,6 +23,7 @@ from hangwatch.model.observation import (
     BeatSeen,
     CloseIncident,
     CountersSeen,
+    GpusSeen,
     HealthSeen,
     Observation,
     ProcessesSeen,
@@ -93,6 +94,10 @@ def replay(
     """
     log = _Log()
     state = begin(policy, profiles, material.epoch, Instant(0.0))
+    if any(seen.instance == InstanceKey() for seen in snapshots if isinstance(seen, _SNAPSHOTS)):
+        # What a log without beats is about has been there from its beginning.
+        there = ProcessesSeen(instance=InstanceKey(), processes=(), at=Instant(0.0))
+        state, _ = advance(state, (there,), Instant(0.0))
     for at, batch in _batches(material, tuple(profiles.values()), until, log):
         state = _run_to(state, at, log)
         state, actions = advance(state, batch, at)
@@ -132,12 +137,15 @@ def replay(
 def instances(
     material: LogMaterial, *, profiles: Mapping[str, EngineProfile]
 ) -> tuple[InstanceKey, ...]:
-    """Return whose beats *material* holds, so that snapshots can be told whose they are."""
+    """Return whose beats *material* holds, so that snapshots can be told whose they are.
+
+    Without any beat there may still be an engine, one that starts, say: nameless, and the only one.
+    """
     log = _Log()
     end = material.ends_at
     for _ in _batches(material, tuple(profiles.values()), end, log):
         pass
-    return tuple(log.beats)
+    return tuple(log.beats) or (InstanceKey(),)
 
 
 def continued(
@@ -185,7 +193,7 @@ def _batches(
         yield before, batch
 
 
-_SNAPSHOTS: Final = (HealthSeen, CountersSeen, ProcessesSeen, StacksSeen)
+_SNAPSHOTS: Final = (HealthSeen, CountersSeen, ProcessesSeen, GpusSeen, StacksSeen)
 
 
 def _read(

@@ -194,8 +194,11 @@ def health(vitals: Vitals, seen: Health) -> Vitals:
 def counters(vitals: Vitals, seen: Counters) -> Vitals:
     """Return the vitals after a look at the metrics."""
     before = vitals.counters
+    busy_since = None
+    if seen.in_flight:
+        busy_since = before.busy_since if before is not None and before.busy_since else seen.at
     if before is None:
-        return replace(vitals, counters=seen)
+        return replace(vitals, counters=replace(seen, busy_since=busy_since))
     moved = seen.tokens is not None and before.tokens is not None and seen.tokens != before.tokens
     gauges = (seen.running, seen.waiting, seen.routed)
     changed = gauges != (before.running, before.waiting, before.routed)
@@ -207,6 +210,7 @@ def counters(vitals: Vitals, seen: Counters) -> Vitals:
             tokens_moved_at=seen.at if moved else before.tokens_moved_at,
             tokens_moved_after=before.at if moved else before.tokens_moved_after,
             gauges_changed_at=seen.at if changed else before.gauges_changed_at,
+            busy_since=busy_since,
         ),
     )
 

@@ -389,7 +389,7 @@ class Watch:
         logs, beats = self._followers.sources, self._history.beats
         return CaptureRequest(
             id=incident.id,
-            kind=CaptureKind.INCIDENT,
+            kind=CaptureKind.NOTICE if incident.notice else CaptureKind.INCIDENT,
             output=str(self._settings.output),
             profile=self._profile_of(members),
             profiles=tuple(self._profiles.values()),

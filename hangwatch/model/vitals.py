@@ -63,6 +63,7 @@ class Counters:
         waiting: Requests queued, in the engine and in front of it.
         routed: Requests handed to the engine and not finished, by the server's count.
         gauges_changed_at: When any gauge last changed; frozen gauges are a sign of H2.
+        busy_since: First of the unbroken run of looks that saw requests in flight, or ``None``.
     """
 
     at: Instant
@@ -74,6 +75,7 @@ class Counters:
     waiting: int | None = None
     routed: int | None = None
     gauges_changed_at: Instant | None = None
+    busy_since: Instant | None = None
 
     @property
     def in_flight(self) -> int | None:
@@ -204,6 +206,7 @@ class SourceVital:
         retired_at: When it ceased to be followed (link moved, file gone for good), or ``None``.
         relayed: Whether beats come here through a driver, which prints lines of its own too.
         merged: Whether de-duplication folds the beats of several engines into one line here.
+        in_flight: Requests in flight by the last beat on it, whoever printed that.
     """
 
     name: str
@@ -214,6 +217,7 @@ class SourceVital:
     retired_at: Instant | None = None
     relayed: bool = False
     merged: bool = False
+    in_flight: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
