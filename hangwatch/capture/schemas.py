@@ -150,6 +150,149 @@ class Attach(_Document):
     pause_ms: dict[str, float]
 
 
+class _Event(_Document):
+    schema_: Literal["hangwatch.watch/1"] = Field(alias="schema")
+    at: AwareDatetime = Field(description="When it was told.")
+
+
+class Watching(_Event):
+    """It begins, or found a Ray session."""
+
+    event: Literal["watching"]
+    logs: list[str]
+    ray: bool
+
+
+class KinProcess(_Document):
+    """One process of what a named pid belongs to."""
+
+    pid: int
+    role: str
+    comm: str
+    why: str
+    addresses: list[str]
+
+
+class KinFound(_Event):
+    """What a named pid belongs to."""
+
+    event: Literal["kin"]
+    pid: int
+    servers: list[int]
+    logs: list[str]
+    processes: list[KinProcess]
+
+
+class VerdictChanged(_Event):
+    """One instance's verdict changed; a log that stands still is an instance by its own name."""
+
+    event: Literal["transition"]
+    instance: str
+    tag: str = Field(description="The engine's own label, which tells ranks of one process apart.")
+    pid: int | None
+    before: Word | None
+    after: Word
+    cause: str
+    confidence: Sure
+    since: AwareDatetime
+    because: list[str]
+
+
+class IncidentTold(_Event):
+    """An incident began, or changed while it was captured."""
+
+    event: Literal["incident", "joined"]
+    incident: str
+    verdict: Word
+    cause: str
+    instances: list[str]
+    watched: int
+    window: Window | None
+
+
+class CaptureProgress(_Event):
+    """A capture came further."""
+
+    event: Literal["capture"]
+    incident: str
+    part: str
+    done: int
+    failed: int
+    total: int = Field(description="0 before the plan.")
+    elapsed_s: float
+
+
+class BundleWritten(_Event):
+    """A bundle is safe on disk."""
+
+    event: Literal["bundle"]
+    incident: str
+    bundle: str
+    verdict: str
+    cause: str
+    summary: dict[str, Any]
+
+
+class CaptureFailed(_Event):
+    """There will be no bundle."""
+
+    event: Literal["capture_failed"]
+    incident: str
+    error: str
+    hint: str
+
+
+class IncidentClosed(_Event):
+    """Every instance of an incident recovered or went."""
+
+    event: Literal["closed"]
+    incident: str
+    verdict: Word
+
+
+class StallEnded(_Event):
+    """A silence ended before it became an incident."""
+
+    event: Literal["stall"]
+    instance: str
+    since: AwareDatetime
+    seconds: float
+
+
+class Stopping(_Event):
+    """It was told to end."""
+
+    event: Literal["stopping"]
+
+
+class Missing(_Event):
+    """Nobody read the lines in time."""
+
+    event: Literal["missing"]
+    events: int
+
+
+class WatchEvent(
+    RootModel[
+        Annotated[
+            Watching
+            | KinFound
+            | VerdictChanged
+            | IncidentTold
+            | CaptureProgress
+            | BundleWritten
+            | CaptureFailed
+            | IncidentClosed
+            | StallEnded
+            | Stopping
+            | Missing,
+            Field(discriminator="event"),
+        ]
+    ]
+):
+    """One line of ``hangwatch watch --json`` and ``hangwatch attach --json``."""
+
+
 class Incident(_Document):
     """``incident.json`` of a bundle."""
 
@@ -287,6 +430,7 @@ DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "hangwatch.diagnose.1": Diagnose,
     "hangwatch.replay.1": Replay,
     "hangwatch.attach.1": Attach,
+    "hangwatch.watch.1": WatchEvent,
     "hangwatch.manifest.1": Manifest,
     "hangwatch.incident.1": Incident,
     "loose-evidence.threads.1": LooseThreads,

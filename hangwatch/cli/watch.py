@@ -11,6 +11,7 @@ import click
 
 from hangwatch.cli import options
 from hangwatch.errors import UsageError
+from hangwatch.system.clock import SystemClock
 
 
 @click.command(
@@ -64,4 +65,7 @@ def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: 
 
 def missing(lines: int) -> str:
     """Return the event that says how many could not be printed: nobody read them in time."""
-    return json.dumps({"schema": "hangwatch.watch/1", "event": "missing", "events": lines})
+    at = SystemClock().wall().isoformat(timespec="milliseconds")
+    return json.dumps(
+        {"schema": "hangwatch.watch/1", "event": "missing", "at": at, "events": lines}
+    )

@@ -10,8 +10,8 @@ watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
 
 - ``watching``: ``logs``, ``ray`` (what is followed so far);
 - ``kin``: ``pid``, ``servers``, ``logs``, ``processes`` (answer for a pid that was named);
-- ``transition``: ``instance``, ``pid``, ``before``, ``after``, ``cause``, ``confidence``,
-  ``since``, ``because``;
+- ``transition``: ``instance``, ``tag``, ``pid``, ``before``, ``after``, ``cause``,
+  ``confidence``, ``since``, ``because``;
 - ``incident`` when it begins, ``joined`` whenever it changed while it is captured: ``incident``,
   ``verdict``, ``cause``, ``instances``, ``watched``, ``window``;
 - ``capture``: ``incident``, ``part``, ``done``, ``failed``, ``total``, ``elapsed_s``;
@@ -320,6 +320,7 @@ class Watch:
         before = transition.before.word if transition.before is not None else None
         facts = {
             "instance": transition.instance.name,
+            "tag": transition.instance.tag,
             "pid": self._roster.pid_of(transition.instance) or transition.instance.pid,
             "before": before,
             "after": after.word,

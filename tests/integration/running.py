@@ -10,8 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
+
+import jsonschema
+
+EVENTS = jsonschema.Draft202012Validator(
+    json.loads((files("hangwatch") / "schemas" / "hangwatch.watch.1.schema.json").read_text()),
+    format_checker=jsonschema.FormatChecker(),
+)
+"""What each line keeps to."""
 
 LIMIT = 60.0
 """Seconds until a test gives up on something that should happen."""
@@ -83,7 +92,10 @@ class Hangwatch:
         block = os.read(out, 1 << 16)
         self._unread += block
         *lines, self._unread = self._unread.split(b"\n")
-        self.events += [json.loads(line) for line in lines if line]
+        said = [json.loads(line) for line in lines if line]
+        for event in said:
+            EVENTS.validate(event)
+        self.events += said
         return bool(block)
 
     def wait(self, event: str, *, skip: int = 0, seconds: float = LIMIT, **facts: Any) -> Any:
