@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from hangwatch.cli.watch import missing
 from hangwatch.errors import TargetNotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from hangwatch.cli.news import View
+    from hangwatch.core.board import Board
     from hangwatch.daemon.settings import Resolved
     from hangwatch.model.capture import (
         CaptureOutcome,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     )
     from hangwatch.model.discovery import Kin
     from hangwatch.model.observation import Observation
+    from hangwatch.system.logs import Format
 
 
 @click.command(name="attach", short_help="Watch, or capture now, what one process belongs to.")
@@ -47,7 +51,9 @@ def command(
     """Find out what a process belongs to, say what will be watched, and watch it until Ctrl-C.
 
     Its engine, every related process, its log (through its open files) and its address (of its
-    listening socket) are found from --pid.
+    listening socket) are found from --pid. On a terminal a table shows what is seen; elsewhere
+    each thing that happens is a line on standard error, and bundles' paths go to standard output.
+    With --json every event is a JSON line on standard output.
     """
     from hangwatch import registry
     from hangwatch.daemon.search import ask_kin
@@ -100,32 +106,69 @@ def printable(text: str) -> str:
 
 
 def _watch(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
+    from hangwatch.core.board import Board, board
     from hangwatch.daemon.state import ensure_key
     from hangwatch.daemon.wiring import Watch
-    from hangwatch.system.logs import LineWriter, configure
+    from hangwatch.system.clock import SystemClock
+    from hangwatch.system.logs import LineWriter
 
     # Beside a daemon that may be running here; what an attached watch learns, it need not keep.
     settings = resolved.settings
     own = settings.model_copy(update={"state": settings.state / f"attach-{kin.pid}"})
     with suppress(OSError):
         ensure_key(own.state, ensure_key(settings.state))
-    writer = configure(form=settings.log_format)
+    clock = SystemClock()
     output = LineWriter(1, confess=missing) if as_json else LineWriter(1)
+    held: list[str] = []
+
+    def look() -> Board:
+        loop = watch.loop
+        return Board(at=clock.wall()) if loop is None else board(loop.state, clock.now())
 
     def tell(event: Mapping[str, Any]) -> None:
+        view.event(event)
         if as_json:
             output.write(json.dumps(event, ensure_ascii=True))
         elif event["event"] == "bundle":
-            output.write(event["bundle"])
+            print_path(event["bundle"])
 
+    view, drawn = _view(settings.log_format, look, as_json=as_json)
+    # On the same terminal a path would tear the table; it comes when the table has gone.
+    print_path = held.append if drawn and sys.stdout.isatty() else output.write
+    watch = Watch(replace(resolved, settings=own), pids=(kin.pid,), tell=tell)
     if not as_json:
         click.echo("watching; Ctrl-C ends it", err=True)
     try:
-        Watch(replace(resolved, settings=own), pids=(kin.pid,), tell=tell).run()
+        with view:
+            watch.run()
         shutil.rmtree(own.state, ignore_errors=True)
     finally:
+        for path in held:
+            output.write(path)
         output.close()
-        writer.close()
+
+
+def _view(form: Format, look: Callable[[], Board], *, as_json: bool) -> tuple[View, bool]:
+    """Return what shows how it goes on standard error, and whether it draws there."""
+    from hangwatch.cli.news import Lines, Log
+
+    if as_json or form != "auto":
+        return Log(form), False
+    if not draws():
+        return Lines(2), False
+    from hangwatch.cli.screen import Screen
+
+    return Screen(2, look), True
+
+
+def draws() -> bool:
+    """Say whether standard error is a terminal that can be drawn on, and is ours to draw on."""
+    if not sys.stderr.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except OSError:
+        return True  # it is nobody's job then
 
 
 def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:

@@ -310,22 +310,20 @@ def _ourselves() -> str:
 
 @contextmanager
 def _progress(started_at: float) -> Iterator[Show]:
-    """Show how it goes on standard error, on a terminal only."""
+    """Tell on standard error what has happened and, on a terminal, what goes on."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
+
+    def tell(line: str) -> None:
+        took = time.monotonic() - started_at
+        console.print(f"{took:5.1f} s  {line}", markup=False, soft_wrap=True)
+
     if not console.is_terminal:
-        yield lambda _line, _happened: None
+        yield lambda line, happened: tell(line) if happened else None
         return
     with console.status("") as status:
-
-        def show(line: str, happened: bool) -> None:
-            if happened:
-                console.print(f"{time.monotonic() - started_at:5.1f} s  {line}", markup=False)
-            else:
-                status.update(line)
-
-        yield show
+        yield lambda line, happened: tell(line) if happened else status.update(line)
 
 
 def _remove(path: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final, Literal
 
 # structlog loads rich wherever that is installed, 9 MB that plain lines never use; a ``None``
@@ -105,11 +105,26 @@ def configure(*, form: Format = "auto", fd: int = 2, color: bool | None = None) 
         _output.render = _Console(color=colored)
     else:
         _output.render = structlog.processors.JSONRenderer(default=str, ensure_ascii=True)
+    _output.take = None
     _output.writer = LineWriter(fd, confess=_output.confess)
     return _output.writer
 
 
+def divert(take: Callable[[Mapping[str, Any]], None]) -> None:
+    """Hand the events of ``log`` to *take* from now on, which must not block, and write none."""
+    _output.take = take
+
+
+def facts(event: Mapping[str, Any]) -> str:
+    """Return what *event* tells besides its name, on one line and printable."""
+    told = {key: event[key] for key in event if key not in _FIRST and key != "exception"}
+    return " ".join(f"{key}={_shown(value)}" for key, value in told.items())
+
+
 Event = MutableMapping[str, Any]
+
+_FIRST: Final = ("timestamp", "level", "event")
+"""What every line has stands first: people read it, too."""
 
 
 class _Output:
@@ -117,16 +132,19 @@ class _Output:
 
     def __init__(self) -> None:
         self.writer: LineWriter | None = None
+        self.take: Callable[[Mapping[str, Any]], None] | None = None
         self.render: Callable[[Any, str, Event], Any] = structlog.processors.JSONRenderer()
         self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
 
     def __call__(self, logger: Any, method: str, event: Event) -> Any:
         """Render *event*; the last processor."""
-        if self.writer is None:
+        if self.writer is None and self.take is None:
             raise structlog.DropEvent
         stamped = self._stamp(logger, method, event)
-        # What every line has stands first: people read it, too.
-        first: Event = {key: stamped.pop(key) for key in ("timestamp", "level", "event")}
+        if self.take is not None:
+            self.take(stamped)
+            raise structlog.DropEvent
+        first: Event = {key: stamped.pop(key) for key in _FIRST}
         return self.render(logger, method, {**first, **stamped})
 
     def confess(self, lines: int) -> str:
@@ -170,8 +188,7 @@ class _Console:
         level = str(event.pop("level", ""))
         name = str(event.pop("event", ""))
         trace = event.pop("exception", "")
-        facts = " ".join(f"{key}={_shown(value)}" for key, value in event.items())
-        line = f"{stamp} {level:<8} {name}  {facts}".rstrip()
+        line = f"{stamp} {level:<8} {name}  {facts(event)}".rstrip()
         if self._color and level in self.COLORS:
             line = f"{self.COLORS[level]}{line}\x1b[0m"
         return f"{line}\n{trace}" if trace else line

@@ -103,7 +103,12 @@ def test_an_await_that_never_completes_is_named_with_its_line(tmp_path):
 def test_idle_servers_raise_no_alarm(tmp_path):
     done = demo(tmp_path, "idle", "--servers", "3")
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert 0 == done.returncode
+    told = [line[9:] for line in done.stderr.splitlines()]
+    assert [
+        "3 servers print heartbeats and have work",
+        f"injected idle: {server.FAULTS['idle']}",
+    ] == told
     assert "No alarm in 20 s of it. All 3 servers are: idle (not-a-hang:idle)." in done.stdout
     assert [] == list((tmp_path / "bundles").iterdir())
 
