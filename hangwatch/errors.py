@@ -35,3 +35,11 @@ class OutputError(HangwatchError):
 
 class StateLockedError(HangwatchError):
     """Another daemon already uses this state directory."""
+
+
+class LeaseError(HangwatchError):
+    """An announced pause was not taken, or not given back."""
+
+
+class ListenError(HangwatchError):
+    """Our own endpoint cannot listen where it should."""

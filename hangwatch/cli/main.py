@@ -19,6 +19,7 @@ VERBS = {
     "diagnose": "hangwatch.cli.diagnose",
     "report": "hangwatch.cli.report",
     "list": "hangwatch.cli.list",
+    "lease": "hangwatch.cli.lease",
     "demo": "hangwatch.cli.demo",
 }
 """Verb to module; each holds a click command named ``command``. Loaded when asked for."""

@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import click
 
+from hangwatch.core.durations import seconds_of
+
 
 def moment(text: str) -> datetime:
     """Return the time that an option says: ``2026-03-04T14:02:00+08:00``; naive without an offset.
@@ -33,6 +35,18 @@ def offset(text: str) -> tzinfo:
         raise click.BadParameter(f"{text!r} is no offset: write +08:00")
     difference = timedelta(hours=int(match["hours"]), minutes=int(match["minutes"]))
     return timezone(-difference if match["sign"] == "-" else difference)
+
+
+def duration(text: str) -> float:
+    """Return the seconds that an option says: ``90``, ``90s``, ``20m``, ``1h30m``.
+
+    Raises:
+        click.BadParameter: It says none.
+    """
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def zone_of(now: datetime | None, zone: tzinfo | None) -> tzinfo:

@@ -26,6 +26,12 @@ from hangwatch.system.clock import SystemClock
     "passed through. Repeat it for several. Without it, Ray sessions are looked for.",
 )
 @options.settings
+@click.option(
+    "--lease-file",
+    metavar="PATH",
+    help="File that announces a pause when it is written, on a volume shared with those who "
+    "pause: 20m, or 20m REASON.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
 def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: Any) -> None:
     """Follow logs, endpoints and processes; capture each incident once.

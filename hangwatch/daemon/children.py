@@ -96,6 +96,7 @@ class Keeper:
         heard_at: When it last said anything; its start counts.
         silent: Whether it has been silent for too long.
         starts: How often it was started.
+        losses: How often one was lost: it died, fell silent, or took nothing.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Keeper:
         self.heard_at = clock.now()
         self.silent = False
         self.starts = 0
+        self.losses = 0
         self._module = module
         self._clock = clock
         self._silence = silence
@@ -216,6 +218,7 @@ class Keeper:
         child, self._child = self._child, None
         if child is None:
             return
+        self.losses += 1
         log.warning("hangwatch.child_lost", child=self.name, pid=child.pid, reason=reason)
         child.kill()
         child.close(0.0)

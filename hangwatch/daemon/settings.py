@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hangwatch.errors import ConfigError
 from hangwatch.model.policy import Policy
+from hangwatch.system.leasing import default_state
 
 PREFIX: Final = "HANGWATCH_"
 
@@ -78,6 +79,8 @@ class Settings(BaseModel):
     """A sleep that lasts longer is suspicious itself."""
     lease_limit: Seconds = _DEFAULT.lease_limit
     """The longest lease that is granted."""
+    lease_file: Path | None = Field(None, title="a path")
+    """A file that announces pauses when it is written: ``20m``."""
     starved_after: Seconds = _DEFAULT.starved_after
     """Time without work in the whole fleet that is worth a notice, while a job runs."""
     job_running: Annotated[bool, Field(title="true or false")] = _DEFAULT.job_running
@@ -147,17 +150,6 @@ def resolve(
     values.setdefault("output", values["state"] / "bundles")
     values.setdefault("calibrate", origins["stall_after"] == "default")
     return Resolved(settings=Settings(**values), origins=origins)
-
-
-def default_state(environment: Mapping[str, str] | None = None) -> Path:
-    """Return where state lies unless told otherwise."""
-    variables = os.environ if environment is None else environment
-    # systemd gives a colon-separated list when the unit names several.
-    given = variables.get("STATE_DIRECTORY", "").split(":")[0]
-    if given:
-        return Path(given)
-    home = variables.get("XDG_STATE_HOME", "")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "hangwatch"
 
 
 def _of_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:

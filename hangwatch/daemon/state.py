@@ -7,6 +7,7 @@ offsets.json     how far each log was read
 memory.json      the last judgement, with the boot it belongs to
 pseudonym.key    key of the redaction's pseudonyms; never leaves this directory
 bundles.jsonl    index of the bundles written, oldest first
+lease.sock       where pauses are announced, while a daemon runs
 ```
 
 Small files on a local disk, replaced as a whole by rename; one that was cut short counts as

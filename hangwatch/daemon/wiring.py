@@ -17,6 +17,8 @@ watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
 - ``capture``: ``incident``, ``part``, ``done``, ``failed``, ``total``, ``elapsed_s``;
 - ``bundle``: ``incident``, ``bundle`` (path), ``verdict``, ``cause``, ``summary``;
 - ``capture_failed``: ``incident``, ``error``, ``hint``;
+- ``lease_taken``, ``lease_returned``, ``lease_ended``: ``lease`` (its id), ``until``, ``reason``,
+  ``holder``; a taken one has ``seconds`` and ``capped``, too;
 - ``closed``: ``incident``, ``verdict``; ``stall``: ``instance``, ``since``, ``seconds``;
 - ``stopping``.
 """
@@ -38,6 +40,7 @@ from hangwatch.core import advance
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.daemon.followers import Followers
 from hangwatch.daemon.history import History
+from hangwatch.daemon.leases import Leases
 from hangwatch.daemon.loop import Ears, Loop
 from hangwatch.daemon.probes import Probes
 from hangwatch.daemon.responder import Responder
@@ -50,6 +53,7 @@ from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureReques
 from hangwatch.model.discovery import Kin, RaySession
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, Transition
+from hangwatch.model.lease import Lease
 from hangwatch.model.observation import (
     Action,
     BeatSeen,
@@ -63,6 +67,7 @@ from hangwatch.model.observation import (
 )
 from hangwatch.model.time import Epoch, Instant
 from hangwatch.model.verdict import ALARMS, Gone, Idle, Paused, StopWindow
+from hangwatch.system import leasing
 from hangwatch.system.clock import SystemClock
 from hangwatch.system.logs import log
 from hangwatch.system.notify import Notifier
@@ -130,7 +135,12 @@ class Watch:
     @property
     def children(self) -> tuple[int, ...]:
         """The children that look outside, for whoever measures them."""
-        return (*self._followers.pids, *self._probes.pids, *self._search.pids)
+        return (
+            *self._followers.pids,
+            *self._probes.pids,
+            *self._search.pids,
+            *self._leases.pids,
+        )
 
     def stop(self) -> None:
         """End soon: a running capture may finish within the grace period. Any thread may call."""
@@ -169,6 +179,14 @@ class Watch:
     # Building
 
     def _build(self, state: StateDirectory) -> None:
+        epoch = self._clock.epoch()
+        known = advance.begin(
+            self._policy,
+            self._profiles,
+            epoch,
+            self._clock.now(),
+            memory=recall(state, epoch),
+        )
         common: dict[str, Any] = {
             "clock": self._clock,
             "policy": self._policy,
@@ -180,10 +198,19 @@ class Watch:
         self._probes = Probes(**common, roster=self._roster)
         self._search = Search(**common, roster=self._roster, found=self._take_in)
         self._responder = Responder(clock=self._clock, request=self._request, tell=self._captured)
+        self._leases = Leases(
+            clock=self._clock,
+            policy=self._policy,
+            socket=state.path / leasing.SOCKET,
+            file=self._settings.lease_file,
+            known=known.leases.values(),
+            tell=self._leased,
+        )
         self._parts: tuple[Any, ...] = (
             self._followers,
             self._probes,
             self._search,
+            self._leases,
             self._responder,
         )
         self._ears = Ears(
@@ -192,15 +219,8 @@ class Watch:
             pace=self._policy.poll_interval,
             urgent=lambda: self._responder.busy or bool(self._search.pids),
         )
-        epoch = self._clock.epoch()
         self.loop = Loop(
-            advance.begin(
-                self._policy,
-                self._profiles,
-                epoch,
-                self._clock.now(),
-                memory=recall(state, epoch),
-            ),
+            known,
             clock=self._clock,
             policy=self._policy,
             senses=self,
@@ -382,6 +402,18 @@ class Watch:
                 told = {"error": facts.get("error", ""), "hint": facts.get("hint", "")}
                 log.error("hangwatch.capture_failed", incident=incident, **told)
                 self._say("capture_failed", incident=incident, **told)
+
+    def _leased(self, what: str, lease: Lease, **facts: Any) -> None:
+        facts = {
+            "lease": lease.id,
+            "until": self._wall(lease.until),
+            "reason": lease.reason,
+            "holder": lease.holder,
+            **facts,
+        }
+        log.info(f"hangwatch.lease_{what}", **facts)
+        self._say(f"lease_{what}", **facts)
+        self._save_soon = True
 
     def _request(self, incident: Incident) -> CaptureRequest:
         members = tuple(member.instance for member in incident.members)
