@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import re
@@ -39,6 +40,7 @@ class Terminal:
     ) -> None:
         self._end, slave = os.openpty()
         self.written = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.resize(width, height)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGWATCH_")}
         clean.pop("NO_COLOR", None)
@@ -68,15 +70,17 @@ class Terminal:
         """How the terminal is set: echo, signals, flow control and so on."""
         return termios.tcgetattr(self._end)
 
-    def read(self, timeout: float = 0.0) -> None:
-        """Take in what came to the screen."""
+    def read(self, timeout: float = 0.0) -> bool:
+        """Take in what came to the screen; say whether anything did."""
         if select.select([self._end], [], [], timeout)[0]:
             try:
                 block = os.read(self._end, 1 << 16)
             except OSError:  # EIO: the last one who had it open has ended
                 time.sleep(timeout)
-                return
-            self.written += block.decode("utf-8", "replace")
+                return False
+            self.written += self._decoder.decode(block)
+            return bool(block)
+        return False
 
     def press(self, key: bytes) -> None:
         os.write(self._end, key)
@@ -108,8 +112,8 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it did not end:\n{self.written[-4000:]}"
             self.read(0.05)
-        self.read()
-        self.read()
+        while self.read():
+            pass
         return self.process.returncode
 
     def __enter__(self) -> Self:
