@@ -42,6 +42,10 @@ docs:
 proof:
     {{python}} -m benchmarks
 
+# record the picture of attach's live page that the documentation shows
+picture:
+    {{python}} tools/attach_picture.py
+
 # write dist/hangwatch-rescue.py, the one file that needs no installation
 rescue:
     {{python}} tools/make_rescue.py

@@ -39,6 +39,9 @@ STYLES: Final[Mapping[str, str]] = {
     "gone": "dim",
 }
 
+ENOUGH: Final = 12
+"""Rows for whose sake news and remarks give way."""
+
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _ASCII: Final = str.maketrans({**dict(zip(_BARS, "_.:-=+*#", strict=True)), "…": "~", "·": "-"})
 _QUOTES: Final = str.maketrans("“”", '""')
@@ -70,7 +73,7 @@ def draw(seen: Board, heard: Heard, sheet: Sheet, *, footer: str = "") -> list[s
         tail = list(_tail(heard.news[-count:] if count else (), footer, sheet))
         # A blank line before the table, and its own head.
         room = sheet.height - len(head) - len(tail) - 2
-        if room >= min(len(seen.rows), 5):
+        if room >= min(len(seen.rows), ENOUGH):
             break
     else:
         head, tail, room = head[:2], [], sheet.height - 4
