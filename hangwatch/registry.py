@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import hangwatch.collectors
 import hangwatch.profiles
@@ -20,6 +20,9 @@ from hangwatch.errors import ConfigError
 from hangwatch.model.capture import CaptureRequest, Collector
 from hangwatch.model.dossier import Renderer, Rule
 from hangwatch.model.profile import EngineProfile
+
+AUTO: Final = "auto"
+"""Stands for every profile that is known."""
 
 
 def _built_in(package: Any, constant: str) -> dict[str, Any]:
@@ -52,6 +55,16 @@ def profile(name: str, defined: Iterable[EngineProfile] = ()) -> EngineProfile:
     if name not in known:
         raise ConfigError(f"there is no profile {name!r}: choose one of {', '.join(known)}")
     return known[name]
+
+
+def chosen(name: str = "", defined: Iterable[EngineProfile] = ()) -> dict[str, EngineProfile]:
+    """Return the engines to look for: *name* alone, or all for ``auto`` and ``""``.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    defined = tuple(defined)
+    return profiles(defined) if name in ("", AUTO) else {name: profile(name, defined)}
 
 
 def profiles_of(request: CaptureRequest) -> tuple[EngineProfile, ...]:

@@ -20,7 +20,7 @@ from hangwatch.core.codec import CodecError
 from hangwatch.core.diagnosis import diagnose
 from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, place
 from hangwatch.core.redaction import Redactor
-from hangwatch.core.replay import instances, replay
+from hangwatch.core.replay import heard, replay
 from hangwatch.core.rescue import Rescued, unpack
 from hangwatch.errors import NotABundleError
 from hangwatch.model.dossier import Diagnosis, Dossier
@@ -57,7 +57,8 @@ def read(
         policy: Limits for loose evidence; a bundle brings its own.
         now: When to evaluate loose evidence; ``None`` takes its end.
         zone: Zone of naive stamps; ``None`` takes that of *now*, else the local one.
-        profile: Engine profile; ``""`` takes a bundle's own, else LMDeploy's.
+        profile: Engine profile; ``""`` takes a bundle's own, else the one that the logs, the
+            metrics or the processes point to.
 
     Raises:
         NotABundleError: There is no evidence, or it is damaged.
@@ -73,7 +74,7 @@ def read(
         policy=policy or Policy(),
         now=now,
         zone=zone,
-        profile=registry.profile(profile or "lmdeploy"),
+        profiles=registry.chosen(profile),
     )
 
 
@@ -123,38 +124,40 @@ def _loose(
     policy: Policy,
     now: datetime | None,
     zone: tzinfo | None,
-    profile: EngineProfile,
+    profiles: Mapping[str, EngineProfile],
 ) -> Dossier:
-    rescued = _rescued(files, profile)
+    rescued = _rescued(files, profiles.values())
     now = now or rescued.ended
     zone = zone or (now.tzinfo if now is not None else None) or datetime.now().astimezone().tzinfo
     assert zone is not None
     if files.logs or rescued.logs:
         material = logmaterial.read(
             files.logs,
-            profiles=(profile,),
+            profiles=profiles.values(),
             zone=zone,
             until=now,
             held=rescued.logs,
         )
     else:
-        material = logmaterial.of({}, profiles=(profile,), zone=zone, until=now)
+        material = logmaterial.of({}, profiles=profiles.values(), zone=zone, until=now)
     until = material.epoch.instant_of(now) if now is not None else material.ends_at
     redactor = Redactor()
     # What somebody collected by hand beside it is newer than what the rescue found.
     kept, withheld = loose.redacted({**rescued.files, **files.files}, redactor)
 
-    profiles = {profile.name: profile}
+    said = heard(material, profiles=profiles)
+    profile = loose.engine(kept, profiles, heard=said.engine)
     # Without any log there is no engine to judge: stacks are shown, and the rules speak.
-    keys = instances(material, profiles=profiles) if material.sources else ()
+    keys = said.instances if material.sources else ()
     seen = loose.snapshots(kept, profile=profile, at=until, instances=keys)
     result = replay(material, profiles=profiles, policy=policy, until=until, snapshots=seen)
     # A log by its name may well hold no beat; anything else was given by mistake.
     nameless = all(path.is_file() and place(path.name).kind is Kind.OTHER for path in files.logs)
     if not result.instances and not material.lines and not kept and nameless:
         names = ", ".join(str(path) for path in paths)
+        titles = " or ".join(each.title for each in profiles.values())
         raise NotABundleError(
-            f"{names}: no heartbeat of {profile.title} in it, and no other evidence beside it"
+            f"{names}: no heartbeat of {titles} in it, and no other evidence beside it"
         )
     if not result.instances and not material.sources and kept:
         result = replace(result, verdict=_without_log(until))
@@ -182,7 +185,7 @@ def _without_log(at: Instant) -> Verdict:
     )
 
 
-def _rescued(files: EvidenceFiles, profile: EngineProfile) -> Rescued:
+def _rescued(files: EvidenceFiles, profiles: Iterable[EngineProfile]) -> Rescued:
     """Return what the rescue printed, nothing if there is no such document.
 
     Raises:
@@ -195,7 +198,7 @@ def _rescued(files: EvidenceFiles, profile: EngineProfile) -> Rescued:
         )
     for name, data in files.rescues.items():
         try:
-            return unpack(data, (profile,))
+            return unpack(data, profiles)
         except ValueError as error:
             raise NotABundleError(f"{name}: {error}") from error
     return Rescued()

@@ -64,7 +64,7 @@ def command(
         raise UsageError("--now captures and --dry-run does not: leave one of them out")
     procfs.identify(pid)
     resolved = resolve(flags, file=config)
-    kin = ask_kin(pid, (registry.profile(resolved.settings.profile),))
+    kin = ask_kin(pid, registry.chosen(resolved.settings.profile).values())
     if kin.problem:
         raise TargetNotFoundError(kin.problem)
     if not as_json:
@@ -172,17 +172,20 @@ def draws() -> bool:
 
 
 def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:
+    from hangwatch import registry
     from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
     from hangwatch.model.identity import InstanceKey
     from hangwatch.system.clock import SystemClock
 
     clock = SystemClock()
     settings = resolved.settings
+    profiles = registry.chosen(settings.profile)
     return CaptureRequest(
         id=f"{clock.wall():%Y%m%dT%H%M%S}-{kin.pid}",
         kind=CaptureKind.INCIDENT,
         output=str(settings.output),
-        profile=settings.profile,
+        profile=kin.profile or next(iter(profiles)),
+        profiles=tuple(profiles.values()),
         policy=settings.policy(),
         epoch=clock.epoch(),
         instances=tuple(
@@ -268,17 +271,16 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         ensure_key(resolved.settings.state)
     request = _request(resolved, kin)
     progress, done = _progress()
-    profile = registry.profile(request.profile)
+    profiles = registry.chosen(resolved.settings.profile)
     known = [request]
 
     def rejudge(stage_a: StageA) -> str:
         # What may be gone in a moment is in; now what the logs say.
-        beats = recent_beats(
-            kin.logs, policy=request.policy, profiles={profile.name: profile}, clock=clock
-        )
-        known.append(replace(request, beats=beats))
+        beats = recent_beats(kin.logs, policy=request.policy, profiles=profiles, clock=clock)
+        profile = beats[-1].profile if beats else request.profile
+        known.append(replace(request, beats=beats, profile=profile))
         seen: tuple[Observation, ...] = (*stage_a.processes, *stage_a.stacks)
-        return judgement(known[-1], seen, until=clock.now(), profile=profile).verdict.word
+        return judgement(known[-1], seen, until=clock.now(), profile=profiles[profile]).verdict.word
 
     try:
         outcome, written = capture_and_bundle(

@@ -59,7 +59,11 @@ _SETTINGS = (
         help="Where the daemon keeps what it must remember  "
         "[default: $STATE_DIRECTORY or ~/.local/state/hangwatch]",
     ),
-    click.option("--profile", metavar="NAME", help="Engine profile  [default: lmdeploy]"),
+    click.option(
+        "--profile",
+        metavar="NAME",
+        help="The only engine to look for  [default: all that are known]",
+    ),
     click.option(
         "--heartbeat-interval",
         type=float,

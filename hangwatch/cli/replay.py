@@ -15,7 +15,7 @@ from hangwatch.cli.times import in_zone, moment, zone_of
 from hangwatch.core import contracts, loose
 from hangwatch.core.layout import Kind, place
 from hangwatch.core.questions import number_of
-from hangwatch.core.replay import continued, instances, replay
+from hangwatch.core.replay import continued, heard, replay
 from hangwatch.errors import UsageError
 from hangwatch.model.incident import Transition
 from hangwatch.model.observation import Observation
@@ -74,11 +74,12 @@ def command(
     files = _snapshot_files(paths)
     snapshots: tuple[Observation, ...] = ()
     if files:
+        said = heard(material, profiles=engines)
         snapshots = loose.snapshots(
             files,
-            profile=next(iter(engines.values())),
+            profile=loose.engine(files, engines, heard=said.engine),
             at=end,
-            instances=instances(material, profiles=engines),
+            instances=said.instances,
         )
     result = replay(material, profiles=engines, policy=policy, until=end, snapshots=snapshots)
     if as_json:

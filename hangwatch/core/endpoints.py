@@ -159,6 +159,8 @@ def _meaning(
     words = f"{status}: {message}"
     well = http is None or 200 <= http < 300
     for known in profile.health:
+        if known.http and http not in known.http:
+            continue
         if known.pattern.search(words) and (well or known.meaning is not HealthMeaning.HEALTHY):
             return known.meaning
     return HealthMeaning.HEALTHY if well and not status else HealthMeaning.UNHEALTHY

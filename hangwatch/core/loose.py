@@ -25,6 +25,7 @@ from typing import Any, Final
 from hangwatch.core import awaiting, endpoints, motion
 from hangwatch.core.codec import CodecError, from_plain
 from hangwatch.core.hindsight import onset
+from hangwatch.core.kinship import recognised
 from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, Place, place
 from hangwatch.core.objects import integer, is_whole, number, objects, word
 from hangwatch.core.redaction import Redactor, WithheldError
@@ -40,7 +41,7 @@ from hangwatch.model.dossier import (
     TaskRecord,
     ThreadStack,
 )
-from hangwatch.model.identity import NEEDED, InstanceKey, Role
+from hangwatch.model.identity import NEEDED, InstanceKey, ProcessId, Role
 from hangwatch.model.observation import (
     CountersSeen,
     GpusSeen,
@@ -49,6 +50,7 @@ from hangwatch.model.observation import (
     ProcessesSeen,
     StacksSeen,
 )
+from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.replay import ReplayResult
 from hangwatch.model.time import Instant
@@ -144,6 +146,49 @@ def recorded(files: Mapping[str, bytes]) -> ReplayResult:
         raise ValueError(f"{INCIDENT} has no judgement")
     result: ReplayResult = from_plain(ReplayResult, data["judgement"])
     return result
+
+
+def engine(
+    files: Mapping[str, bytes], profiles: Mapping[str, EngineProfile], *, heard: str = ""
+) -> EngineProfile:
+    """Return the profile with which *files* are to be read.
+
+    Args:
+        files: Contents by path.
+        profiles: The engines there may be, by name; at least one.
+        heard: Name of the engine that the logs are of, where they say so.
+    """
+    if heard in profiles:
+        return profiles[heard]
+    rows: list[ProcessRow] = []
+    for name, data in files.items():
+        kind = place(name).kind
+        if kind is Kind.METRICS:
+            for profile in profiles.values():
+                if any(metric.encode() in data for metric in _metric_names(profile)):
+                    return profile
+        elif kind is Kind.PROCESSES:
+            rows += [_titled(raw) for raw, _ in objects(data)]
+    for row in rows:
+        known = recognised(row, profiles.values())
+        if known is not None and known[0] in NEEDED:
+            return known[1]
+    return next(iter(profiles.values()))
+
+
+def _metric_names(profile: EngineProfile) -> Iterator[str]:
+    names = profile.metrics
+    yield from (*names.tokens, *names.running, *names.waiting, *names.routed)
+
+
+def _titled(raw: Mapping[str, Any]) -> ProcessRow:
+    return ProcessRow(
+        process=ProcessId(integer(raw.get("pid")) or 0),
+        ppid=0,
+        comm=word(raw.get("comm")),
+        state="",
+        title=word(raw.get("title")) or word(raw.get("cmdline")) or word(raw.get("name")),
+    )
 
 
 def snapshots(

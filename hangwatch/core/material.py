@@ -80,6 +80,7 @@ class Stream:
         empty: Whether nothing at all stands in it.
         oddities: What its reader had to survive.
         written: When its file was written for the last time, where that is known.
+        near: A moment not far from its first line, for stamps without a year.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Stream:
     empty: bool = False
     oddities: frozenset[str] = frozenset()
     written: datetime | None = None
+    near: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,8 @@ class _Layer:
         ends = [moment.timestamp() for moment in (until, stream.written) if moment is not None]
         self._until = min(ends, default=None)
         self._interval = profiles[0].interval
+        self._near = stream.near or until
+        self._engine = ""
 
     @property
     def begins(self) -> float | None:
@@ -232,7 +236,11 @@ class _Layer:
 
     def _read(self, record: Record) -> _Seen:
         peeled = peel(record.text)
-        stamp = peeled.stamp or stamps.find(peeled.body)
+        stamp = peeled.stamp or stamps.find(peeled.body, near=record.above or self._near)
+        if stamp is not None:
+            if self._near is not None and stamp.year != self._near.year and _lacks_year(peeled):
+                self.oddities.add("clock")
+            self._near = stamp
         answered = stamp is None and any(
             isinstance(found, SignalArrived) and found.signal.signal is Signal.COMPLETED
             for found in self._parse(record, peeled)
@@ -241,7 +249,11 @@ class _Layer:
 
     def _parse(self, record: Record, peeled: Peeled) -> tuple[BeatSeen | SignalArrived, ...]:
         line = Line(source=self.stream.name, text=record.text, at=Instant(0.0))
-        return parsing.parse(line, self._profiles, pid=self.stream.pid, peeled=peeled)
+        found = parsing.parse(
+            line, self._profiles, known=self._engine, pid=self.stream.pid, peeled=peeled
+        )
+        self._engine = parsing.engine_of(found, self._engine)
+        return found
 
     def _beat(self, seen: _Seen) -> Heartbeat | None:
         for found in self._parse(seen.record, seen.peeled):
@@ -343,6 +355,10 @@ class _Layer:
             f"{self.stream.name}: the printed time steps {direction}{where}; taken for a step of "
             "the clock, so the lines behind it were moved"
         )
+
+
+def _lacks_year(peeled: Peeled) -> bool:
+    return peeled.stamp is None and stamps.find(peeled.body) is None
 
 
 def _numbers(beat: Heartbeat) -> tuple[object, ...]:

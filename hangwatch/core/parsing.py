@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from typing import Final
 
@@ -31,21 +32,25 @@ def parse(
     line: Line,
     profiles: Iterable[EngineProfile],
     *,
+    known: str = "",
     pid: int | None = None,
     actor: str = "",
     zone: tzinfo | None = None,
+    near: datetime | None = None,
     peeled: Peeled | None = None,
 ) -> tuple[BeatSeen | SignalArrived, ...]:
     """Return what *line* says: at most one beat or one signal.
 
     Args:
         line: A candidate.
-        profiles: The engines to look for; the first that knows the line is taken at its word.
+        profiles: The engines to look for.
+        known: Name of the engine that the log was found to be of, by ``engine_of`` an earlier line.
         pid: Process that writes the log, where its name or its descriptor says so; a Ray prefix
             in the line itself goes first.
         actor: Task or actor that writes the log; not used for the instance's identity, because
             two followers of one file may know different halves of it.
         zone: Zone of naive stamps; ``None`` leaves them naive.
+        near: A moment not far from the line's, for a stamp without a year.
         peeled: The line out of its envelopes, where the caller has it already.
     """
     del actor
@@ -53,36 +58,77 @@ def parse(
         return ()
     if peeled is None:
         peeled = peel(line.text)
-    known = tuple(profiles)
-    host, writer = peeled.host, peeled.pid if peeled.pid is not None else pid
-    for profile in known:
+    engines = tuple(profiles)
+    for profile in engines:
         if not any(needle in peeled.body for needle in profile.needles):
             continue
         alive = profile.alive.search(peeled.body)
         if alive is not None:
-            instance = InstanceKey(
-                host=host, pid=writer, tag=alive["tag"].decode("ascii", "replace")
+            beat = _beat(peeled, alive, line=line, profile=profile, writer=pid, near=near)
+            return (
+                BeatSeen(beat=replace(beat, printed=_zoned(beat.printed, zone)), fresh=line.fresh),
             )
-            beat = _beat(peeled, alive, line=line, profile=profile, instance=instance, zone=zone)
-            return (BeatSeen(beat=beat, fresh=line.fresh),)
-    for profile in known:
-        for pattern in profile.signals:
-            if pattern.needle not in peeled.body:
-                continue
-            match = pattern.pattern.search(peeled.body)
+    found = [
+        (profile, pattern, match)
+        for profile in engines
+        if known in ("", profile.name) and (signal := _signal(peeled.body, profile)) is not None
+        for pattern, match in (signal,)
+    ]
+    if not found:
+        return ()
+    profile, pattern, match = found[0]
+    writer = _writer(peeled, profile, pid)
+    seen = SignalSeen(
+        instance=InstanceKey(host=writer.host, pid=writer.pid),
+        signal=pattern.signal,
+        at=line.at,
+        printed=_zoned(peeled.stamp or stamps.find(peeled.body, near=near), zone),
+        source=line.source,
+        text=peeled.body[:300].decode("utf-8", "replace"),
+        parts=_parts(pattern, match, profile),
+        # What several engines print alike tells none of them.
+        profile=profile.name if len(found) == 1 else "",
+    )
+    return (SignalArrived(signal=seen, fresh=line.fresh),)
+
+
+def engine_of(found: tuple[BeatSeen | SignalArrived, ...], known: str = "") -> str:
+    """Return the name of the engine that a log is of, after a line of it was parsed."""
+    for item in found:
+        name = item.beat.profile if isinstance(item, BeatSeen) else item.signal.profile
+        known = name or known
+    return known
+
+
+def _signal(body: bytes, profile: EngineProfile) -> tuple[SignalPattern, re.Match[bytes]] | None:
+    for pattern in profile.signals:
+        if pattern.needle in body:
+            match = pattern.pattern.search(body)
             if match is not None:
-                signal = SignalSeen(
-                    instance=InstanceKey(host=host, pid=writer),
-                    signal=pattern.signal,
-                    at=line.at,
-                    printed=_zoned(peeled.stamp or stamps.find(peeled.body), zone),
-                    source=line.source,
-                    text=peeled.body[:300].decode("utf-8", "replace"),
-                    parts=_parts(pattern, match, profile),
-                    profile=profile.name,
-                )
-                return (SignalArrived(signal=signal, fresh=line.fresh),)
-    return ()
+                return pattern, match
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Writer:
+    """Who wrote a line: see the fields of the same names of ``InstanceKey`` and ``Heartbeat``."""
+
+    host: str
+    pid: int | None
+    relayed: bool = False
+    claimed: bool = False
+
+
+def _writer(peeled: Peeled, profile: EngineProfile, pid: int | None) -> _Writer:
+    own = profile.prefix.fullmatch(peeled.actor) if profile.prefix is not None else None
+    if peeled.pid is None:
+        return _Writer(host=peeled.host, pid=pid)
+    if own is None:
+        return _Writer(host=peeled.host, pid=peeled.pid, relayed=True)
+    # Every container has a process 1: that number tells nobody from anybody.
+    if pid is not None or peeled.pid == 1 or own["server"] is None:
+        return _Writer(host=peeled.host, pid=pid)
+    return _Writer(host=peeled.host, pid=peeled.pid, claimed=True)
 
 
 def _beat(
@@ -91,8 +137,8 @@ def _beat(
     *,
     line: Line,
     profile: EngineProfile,
-    instance: InstanceKey,
-    zone: tzinfo | None,
+    writer: int | None,
+    near: datetime | None,
 ) -> Heartbeat:
     groups: dict[str, bytes | None] = {}
     for family in profile.families:
@@ -105,15 +151,14 @@ def _beat(
     integers: dict[str, int] = {
         name: int(text) for name in _INTEGERS if (text := groups.get(name)) is not None
     }
-    printed: datetime | None
-    try:
-        printed = datetime.fromisoformat(alive["stamp"].decode("ascii"))
-    except ValueError:
-        printed = None
+    own = alive.groupdict()
+    stamp = peeled.body if own.get("stamp") is None else own["stamp"]
+    tag = own.get("tag") or b""
+    who = _writer(peeled, profile, writer)
     return Heartbeat(
-        instance=instance,
+        instance=InstanceKey(host=who.host, pid=who.pid, tag=tag.decode("ascii", "replace")),
         at=line.at,
-        printed=_zoned(printed or peeled.stamp, zone),
+        printed=stamps.find(stamp, near=near) or peeled.stamp,
         source=line.source,
         in_tps=numbers.get("in_tps"),
         out_tps=numbers.get("out_tps"),
@@ -127,7 +172,8 @@ def _beat(
         prefix_hit_pct=numbers.get("prefix_hit_pct"),
         draft_acceptance_pct=numbers.get("draft_acceptance_pct"),
         repeated=peeled.repeated,
-        relayed=peeled.pid is not None,
+        relayed=who.relayed,
+        claimed=who.claimed,
         profile=profile.name,
     )
 

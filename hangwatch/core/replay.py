@@ -6,7 +6,7 @@ and at every instant at which a verdict was due to change. Hours of silence cost
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge
@@ -38,7 +38,7 @@ from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.replay import LogMaterial, ReplayResult
 from hangwatch.model.time import Instant
-from hangwatch.model.verdict import Gone, Ok, Verdict
+from hangwatch.model.verdict import Gone, Idle, Loading, Ok, Verdict
 
 KEPT_BEATS: Final = 360
 """Beats of an instance that a record keeps: an hour of LMDeploy."""
@@ -60,6 +60,7 @@ class _Log:
     stalls: list[RecordStall] = field(default_factory=list)
     beats: dict[InstanceKey, deque[Heartbeat]] = field(default_factory=dict)
     cited: dict[InstanceKey, Citation] = field(default_factory=dict)
+    engines: dict[str, str] = field(default_factory=dict)  # log -> name of its profile
     heartbeats: int = 0
 
     def note(self, actions: Iterable[Action]) -> None:
@@ -134,18 +135,29 @@ def replay(
     )
 
 
-def instances(
-    material: LogMaterial, *, profiles: Mapping[str, EngineProfile]
-) -> tuple[InstanceKey, ...]:
-    """Return whose beats *material* holds, so that snapshots can be told whose they are.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """Who speaks in logs.
 
-    Without any beat there may still be an engine, one that starts, say: nameless, and the only one.
+    Attributes:
+        instances: Whose beats there are. Without any there may still be an engine, one that starts,
+            say: nameless, and the only one.
+        engine: Name of the profile that most of the logs are of, or ``""``.
     """
+
+    instances: tuple[InstanceKey, ...]
+    engine: str
+
+
+def heard(material: LogMaterial, *, profiles: Mapping[str, EngineProfile]) -> Heard:
+    """Return who speaks in *material*, so that snapshots can be told whose they are."""
     log = _Log()
     end = material.ends_at
     for _ in _batches(material, tuple(profiles.values()), end, log):
         pass
-    return tuple(log.beats) or (InstanceKey(),)
+    engines = Counter(name for name in log.engines.values() if name)
+    most = engines.most_common(1)
+    return Heard(instances=tuple(log.beats) or (InstanceKey(),), engine=most[0][0] if most else "")
 
 
 def continued(
@@ -203,7 +215,16 @@ def _read(
     material: LogMaterial,
     log: _Log,
 ) -> tuple[Observation, ...]:
-    found = parsing.parse(line, profiles, pid=pid, zone=material.epoch.wall.tzinfo)
+    known = log.engines.get(line.source, "")
+    found = parsing.parse(
+        line,
+        profiles,
+        known=known,
+        pid=pid,
+        zone=material.epoch.wall.tzinfo,
+        near=material.epoch.wall_of(line.at),
+    )
+    log.engines[line.source] = parsing.engine_of(found, known)
     for item in found:
         if isinstance(item, BeatSeen):
             key = item.beat.instance
@@ -238,6 +259,8 @@ def _about(state: State, snapshots: Sequence[Observation]) -> tuple[Observation,
 def _is_real(state: State, key: InstanceKey) -> bool:
     """Leave out what was introduced by a line and never beat, unless something is wrong with it."""
     tracked = state.instances[key]
+    if isinstance(tracked.verdict, Loading):
+        return tracked.vitals.started is not None
     outside = (tracked.vitals.health, tracked.vitals.counters, tracked.vitals.processes)
     return tracked.vitals.last is not None or any(outside) or grouping.is_alarm(tracked.verdict)
 
@@ -267,6 +290,8 @@ def _explained(verdict: Verdict, material: LogMaterial, log: _Log) -> Verdict:
     if not isinstance(verdict, Ok) or verdict.cause != "not-a-hang:busy":
         return verdict
     cause = next((c for oddity, c in _ODDITIES.items() if oddity in material.oddities), "")
+    if not cause and any(isinstance(t.after, Idle) for t in log.transitions):
+        cause = "not-a-hang:idle"
     if any(isinstance(t.after, Gone) for t in log.transitions):
         cause = "not-a-hang:rotation"
     if log.stalls or log.incidents:

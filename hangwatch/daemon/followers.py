@@ -98,6 +98,7 @@ class Followers:
         self._mounts = MountTable()
         self._followers: dict[str, _Follower] = {}
         self._found: dict[str, SourceFound] = {}
+        self._engines: dict[str, str] = {}  # log -> name of the profile that it is of
         self._stamped: dict[str, Instant] = {}
         self._missed: set[str] = set()
 
@@ -251,6 +252,7 @@ class Followers:
             case SourceRetired():
                 follower.sources.pop(event.source, None)
                 self._found.pop(event.source, None)
+                self._engines.pop(event.source, None)
                 self._stamped.pop(event.source, None)
                 log.info("hangwatch.log_retired", log=event.source, reason=event.reason)
             case SourceUnreadable():
@@ -284,10 +286,13 @@ class Followers:
         seen = parsing.parse(
             line,
             self._profiles,
+            known=self._engines.get(line.source, ""),
             pid=found.pid if found is not None else None,
             actor=found.actor if found is not None else "",
             zone=self._zone(),
+            near=self._clock.wall(),
         )
+        self._engines[line.source] = parsing.engine_of(seen, self._engines.get(line.source, ""))
         if line.fresh:
             self._stamped.pop(line.source, None)
             return seen

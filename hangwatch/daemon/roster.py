@@ -20,6 +20,7 @@ class _Entry:
     fresh: bool = False
     sources: dict[str, bool] = field(default_factory=dict)  # to whether it was relayed
     pid: int | None = None
+    claimed: bool = False
     profile: str = ""
     url: str = ""
     kin: tuple[int, ...] = ()
@@ -51,7 +52,8 @@ class Roster:
         entry.fresh = entry.fresh or fresh
         entry.profile = beat.profile or entry.profile
         entry.sources.setdefault(beat.source, beat.relayed)
-        proven = fresh and beat.instance.pid is not None
+        entry.claimed = beat.claimed
+        proven = fresh and beat.instance.pid is not None and not beat.claimed
         if beat.relayed or proven or self._owners.get(beat.source) is not None:
             self.asked.discard(beat.source)
             return
@@ -82,9 +84,22 @@ class Roster:
             return entry.pid
         own = [source for source, relayed in entry.sources.items() if not relayed]
         owners = {self._owners[s] for s in own if self._owners.get(s) is not None}
-        if instance.pid is not None:
-            return instance.pid if entry.fresh or instance.pid in owners else None
+        if instance.pid in owners or (
+            instance.pid is not None and entry.fresh and not entry.claimed
+        ):
+            return instance.pid
+        if instance.pid is not None and not (entry.claimed and self._is_alone(instance, own)):
+            return None
         return owners.pop() if len(owners) == 1 else None
+
+    def _is_alone(self, instance: InstanceKey, logs: Iterable[str]) -> bool:
+        """Say whether no other process calls itself by another number in the same logs."""
+        return not any(
+            other.pid != instance.pid
+            for log in logs
+            for other, entry in self._entries.items()
+            if log in entry.sources
+        )
 
     def profile_of(self, instance: InstanceKey) -> str:
         """Return the name of its engine's profile, or ``""``."""

@@ -49,8 +49,8 @@ class Settings(BaseModel):
     """Where bundles go; by default ``bundles`` in the state directory."""
     state: Path = Field(Path(), title="a folder for the daemon's own state")
     """By default ``$STATE_DIRECTORY``, else ``hangwatch`` in the XDG state home."""
-    profile: str = Field("lmdeploy", min_length=1, title="the name of an engine profile")
-    """Engine profile."""
+    profile: str = Field("auto", min_length=1, title='"auto" or the name of an engine profile')
+    """The only engine to look for; ``auto`` looks for all that are known."""
     heartbeat_interval: Annotated[
         float | None, Field(gt=0, allow_inf_nan=False, title="a number of seconds greater than 0")
     ] = None

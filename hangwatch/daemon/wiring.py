@@ -115,9 +115,7 @@ class Watch:
         self._resolved = resolved
         self._settings = resolved.settings
         self._policy = self._settings.policy()
-        self._profiles = {
-            profile.name: profile for profile in (registry.profile(self._settings.profile),)
-        }
+        self._profiles = registry.chosen(self._settings.profile)
         self._pids = tuple(pids)
         self._streams = dict(streams or {})
         self._streams_left = set(self._streams)

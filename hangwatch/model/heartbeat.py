@@ -80,6 +80,8 @@ class Heartbeat:
         draft_acceptance_pct: Speculative tokens accepted, percent.
         repeated: How many lines Ray's de-duplication folded into this one.
         relayed: Whether it came through a driver's stream and not from its writer's own log.
+        claimed: Whether the pid of *instance* is only what its writer calls itself, in a pid
+            namespace that need not be ours.
         profile: Name of the engine profile that recognised it.
     """
 
@@ -100,6 +102,7 @@ class Heartbeat:
     draft_acceptance_pct: float | None = None
     repeated: int = 1
     relayed: bool = False
+    claimed: bool = False
     profile: str = ""
 
     @property
@@ -131,7 +134,8 @@ class SignalSeen:
         source: The log it came from.
         text: The line, decoded, cut to 300 characters.
         parts: Parts of the engine that it concerns; empty for the whole.
-        profile: Name of the engine profile that recognised it.
+        profile: Name of the engine profile that recognised it; ``""`` for a line that several
+            engines print alike.
     """
 
     instance: InstanceKey

@@ -29,7 +29,7 @@ class InstanceKey:
     """One engine as its log names it.
 
     Attributes:
-        host: Address in a Ray prefix, or ``""``.
+        host: Address in a Ray prefix, or the pod in one of ``kubectl logs --prefix``, or ``""``.
         pid: Process that printed the line, by prefix or by file name, or ``None``.
         tag: The engine's own label of itself: ``DP0``, ``Engine 000``.
     """
@@ -41,10 +41,8 @@ class InstanceKey:
     @property
     def name(self) -> str:
         """A short name for people: the pid where there is one, else the tag."""
-        if self.pid is None:
-            return self.tag or "engine"
         host = f"{self.host}/" if self.host else ""
-        return f"{host}{self.pid}"
+        return f"{host}{self.tag or 'engine' if self.pid is None else self.pid}"
 
 
 class Role(StrEnum):

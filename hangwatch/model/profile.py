@@ -80,11 +80,13 @@ class HealthPattern:
         meaning: What it amounts to.
         pattern: Searched in ``status: message``.
         source: Where upstream writes it.
+        http: Status codes of which it needs one; empty for any.
     """
 
     meaning: HealthMeaning
     pattern: re.Pattern[str]
     source: str
+    http: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +182,8 @@ class EngineProfile:
         name: ``lmdeploy``.
         title: ``LMDeploy``, for people.
         alive: Matches any heartbeat of any version in a peeled line (bytes); format drift in the
-            numbers must not break it. Groups: ``stamp`` and ``tag``.
+            numbers must not break it. Group ``tag``, where the line names the engine, and
+            ``stamp``, where its stamp is not simply the first of the line.
         needles: Literals, one of which every heartbeat contains; blocks are searched for them.
         families: Full formats, newest first; groups named after fields of ``Heartbeat``
             (``in_tps out_tps running waiting routed api_waiting finished failed kv_cache_pct
@@ -191,6 +194,9 @@ class EngineProfile:
             any other line has another reason.
         step_driven: Whether beats come with the engine's steps and not with the clock: the
             interval is then no more than a first guess, and the gaps seen so far tell.
+        prefix: Names that its processes put in front of their own lines, as ``(name pid=N)``,
+            which looks as Ray's prefix does. Group ``server`` for those that print the beats; what
+            any other says concerns the server of that log. ``None`` if it has no such prefix.
         parts: Parts that a ``SLEEP`` puts to sleep, each of which must be woken.
         signals: Other lines that matter.
         endpoints: The only paths that may be asked with GET, by purpose
@@ -219,6 +225,7 @@ class EngineProfile:
     silent_when_idle: bool
     says_idle: bool = False
     step_driven: bool = False
+    prefix: re.Pattern[str] | None = None
     parts: tuple[str, ...] = ()
     signals: tuple[SignalPattern, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from hangwatch.core.serving import BORING_THREADS, CLIENT_TROUBLE, LIFESPAN, posts
 from hangwatch.model.identity import Role
 from hangwatch.model.profile import (
     EngineProfile,
@@ -34,9 +35,7 @@ _EXTRAS: Final = (
 )
 
 
-def _access(method: bytes, path: bytes) -> re.Pattern[bytes]:
-    """Return a pattern for uvicorn's access line of a request that succeeded."""
-    return re.compile(rb'"' + method + rb" " + path + rb' HTTP/[\d.]+" 2\d\d')
+_MANAGEMENT: Final = "serve/openai/endpoints/management.py"
 
 
 def _int(name: str, path: str = "", minus: str = "") -> StateProbe:
@@ -376,44 +375,19 @@ PROFILE: Final = EngineProfile(
     polls_gpu=True,
     parts=("weights", "kv_cache"),
     signals=(
-        SignalPattern(
-            signal=Signal.COMPLETED,
-            pattern=_access(
-                rb"POST", rb"/v1/(?:(?:chat/)?completions|chat/interactive|responses)(?:\?[^ \"]*)?"
-            ),
-            needle=b'"POST /v1/',
+        *posts(
+            Signal.COMPLETED,
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/chat/interactive",
+            "/v1/responses",
+            "/generate",
             source="uvicorn's access log; serve/openai/endpoints, router.post",
         ),
-        SignalPattern(
-            signal=Signal.COMPLETED,
-            pattern=_access(rb"POST", rb"/generate"),
-            needle=b'"POST /generate',
-            source="serve/openai/endpoints/generate.py",
-        ),
-        SignalPattern(
-            signal=Signal.SLEEP,
-            pattern=_access(rb"POST", rb"/sleep(?:\?[^ \"]*)?"),
-            needle=b'"POST /sleep',
-            source="serve/openai/endpoints/management.py, sleep",
-        ),
-        SignalPattern(
-            signal=Signal.WAKE,
-            pattern=_access(rb"POST", rb"/wakeup(?:\?(?P<part>[^ \"]*))?"),
-            needle=b'"POST /wakeup',
-            source="serve/openai/endpoints/management.py, wakeup",
-        ),
-        SignalPattern(
-            signal=Signal.UPDATED,
-            pattern=_access(rb"POST", rb"/update_weights[^ \"]*"),
-            needle=b'"POST /update_weights',
-            source="serve/openai/endpoints/management.py, update_weights",
-        ),
-        SignalPattern(
-            signal=Signal.ABORTED,
-            pattern=_access(rb"POST", rb"/abort_request(?:\?[^ \"]*)?"),
-            needle=b'"POST /abort_request',
-            source="serve/openai/endpoints/management.py, abort_request",
-        ),
+        *posts(Signal.SLEEP, "/sleep", source=_MANAGEMENT),
+        *posts(Signal.WAKE, "/wakeup", source=_MANAGEMENT),
+        *posts(Signal.UPDATED, "/update_weights", source=_MANAGEMENT),
+        *posts(Signal.ABORTED, "/abort_request", source=_MANAGEMENT),
         SignalPattern(
             signal=Signal.BEAT_LOST,
             pattern=re.compile(rb"_force_log\(\) done|, in _force_log\b"),
@@ -442,35 +416,12 @@ PROFILE: Final = EngineProfile(
             source="serve/openai/api_server.py, printed right before uvicorn.run",
         ),
         SignalPattern(
-            signal=Signal.READY,
-            pattern=re.compile(rb"Application startup complete"),
-            needle=b"Application startup complete",
-            source="uvicorn/lifespan/on.py",
-        ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"Started server process \[\d+\]"),
-            needle=b"Started server process",
-            source="uvicorn/server.py",
-        ),
-        SignalPattern(
             signal=Signal.STARTING,
             pattern=re.compile(rb"Loading weights from \w+"),
             needle=b"Loading weights from",
             source="pytorch/weight_loader/model_weight_loader.py, the progress bar's title",
         ),
-        SignalPattern(
-            signal=Signal.STOPPED,
-            pattern=re.compile(rb"INFO: +Shutting down"),
-            needle=b" Shutting down",
-            source="uvicorn/server.py",
-        ),
-        SignalPattern(
-            signal=Signal.STOPPED,
-            pattern=re.compile(rb"Finished server process \[\d+\]"),
-            needle=b"Finished server process",
-            source="uvicorn/server.py",
-        ),
+        *LIFESPAN,
     ),
     endpoints={"health": "/health", "metrics": "/metrics", "sleeping": "/is_sleeping"},
     health=(
@@ -556,13 +507,9 @@ PROFILE: Final = EngineProfile(
             pattern=re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)|SyncManager"),
         ),
     ),
-    boring_threads=(
-        re.compile(r"^ZMQbg/"),
-        re.compile(r"^pt_(?:nccl|autograd|gloo)"),
-        re.compile(r"^NCCL "),
-        re.compile(r"^tqdm_monitor|^Thread-\d+ \(tqdm"),
-        re.compile(r"^ray_(?:import|listen|print)|^raylet_client|_RayGrpc|^grpc_"),
-    ),
+    context=re.compile(r"--session[-_]len[= ](?P<tokens>\d+)\b"),
+    producer=CLIENT_TROUBLE,
+    boring_threads=BORING_THREADS,
     state=(*_ENGINE_STATE, *_SERVER_STATE),
     source=(
         "lmdeploy/metrics/loggers.py, LoggingStatLogger.log; "

@@ -44,6 +44,19 @@ _WORKER: Final = re.compile(r"worker-[0-9a-zA-Z]+-[0-9a-fA-F]+-(?P<pid>\d+)\.(?:
 _ACTOR: Final = re.compile(rb"^:(?:actor_name|task_name):(?P<actor>[^\r\n]{1,200})", re.MULTILINE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sought:
+    """What is looked for.
+
+    Attributes:
+        profiles: Engines.
+        near: A moment not far from the logs, for stamps without a year.
+    """
+
+    profiles: tuple[EngineProfile, ...]
+    near: datetime
+
+
 def read(
     paths: Iterable[Path],
     *,
@@ -65,17 +78,18 @@ def read(
         UsageError: A path is not there, or holds no log.
     """
     engines = tuple(profiles)
-    streams = _held(held or {}, engines)
+    sought = _Sought(profiles=engines, near=until or datetime.now(zone))
+    streams = _held(held or {}, sought)
     problems: list[str] = []
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist: check the path")
         if path.is_dir() and (path / "replay.json").is_file():
-            streams += _operated(path, engines)
+            streams += _operated(path, sought)
         elif path.is_dir():
-            streams += _folder(path, engines, problems)
+            streams += _folder(path, sought, problems)
         elif place(path.name).kind in (Kind.LOG, Kind.OTHER):
-            streams += _family([path], path.name, engines, problems, path.parent / "arrival.txt")
+            streams += _family([path], path.name, sought, problems, path.parent / "arrival.txt")
     if not streams:
         names = ", ".join(str(path) for path in paths) or "nothing"
         reason = f" ({problems[0]})" if problems else ""
@@ -100,15 +114,17 @@ def of(
     """
     engines = tuple(profiles)
     held = {name: HeldLog(data=data) for name, data in files.items()}
-    return lay_out(_held(held, engines), profiles=engines, zone=zone, until=until)
+    sought = _Sought(profiles=engines, near=until or datetime.now(zone))
+    return lay_out(_held(held, sought), profiles=engines, zone=zone, until=until)
 
 
-def _held(files: Mapping[str, HeldLog], profiles: Sequence[EngineProfile]) -> list[Stream]:
+def _held(files: Mapping[str, HeldLog], sought: _Sought) -> list[Stream]:
     families = _families(name for name in files if place(name).kind is Kind.LOG)
     streams = []
     for name, parts in families.items():
-        stream = _scan([io.BytesIO(files[part].data) for part in parts], name, profiles)
         newest = files[parts[-1]]
+        data = [io.BytesIO(files[part].data) for part in parts]
+        stream = _scan(data, name, replace(sought, near=newest.written or sought.near))
         pid = stream.pid if stream.pid is not None else newest.pid
         streams.append(replace(stream, pid=pid, written=newest.written))
     return streams
@@ -125,7 +141,7 @@ def _families(names: Iterable[str]) -> dict[str, list[str]]:
     return {base: [name for _, name in sorted(parts)] for base, parts in families.items()}
 
 
-def _folder(root: Path, profiles: Sequence[EngineProfile], problems: list[str]) -> Iterator[Stream]:
+def _folder(root: Path, sought: _Sought, problems: list[str]) -> Iterator[Stream]:
     names = [
         path.relative_to(root).as_posix()
         for path in sorted(root.rglob("*"))
@@ -136,7 +152,7 @@ def _folder(root: Path, profiles: Sequence[EngineProfile], problems: list[str]) 
         paths = [root / part for part in parts]
         alone = [base for base in families if PurePosixPath(base).parent == _parent(name)]
         arrivals = paths[-1].parent / "arrival.txt" if len(alone) == 1 else None
-        yield from _family(paths, name, profiles, problems, arrivals)
+        yield from _family(paths, name, sought, problems, arrivals)
 
 
 def _parent(name: str) -> PurePosixPath:
@@ -146,14 +162,14 @@ def _parent(name: str) -> PurePosixPath:
 def _family(
     paths: Sequence[Path],
     name: str,
-    profiles: Sequence[EngineProfile],
+    sought: _Sought,
     problems: list[str],
     arrivals: Path | None,
 ) -> Iterator[Stream]:
     with ExitStack() as stack:
         try:
             parts: list[IO[bytes]] = [stack.enter_context(path.open("rb")) for path in paths]
-            stream = _scan(parts, name, profiles)
+            stream = _scan(parts, name, sought)
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror or error}")
             return
@@ -183,9 +199,9 @@ def _with_arrivals(stream: Stream, seconds: Sequence[float]) -> Stream:
     )
 
 
-def _scan(parts: Sequence[IO[bytes]], name: str, profiles: Sequence[EngineProfile]) -> Stream:
+def _scan(parts: Sequence[IO[bytes]], name: str, sought: _Sought) -> Stream:
     """Search the parts of one log, oldest first."""
-    scanner = Scanner(parsing.needles(profiles))
+    scanner = Scanner(parsing.needles(sought.profiles))
     records: list[Record] = []
     oddities = {"rotation"} if len(parts) > 1 else set()
     lines = 0
@@ -195,7 +211,7 @@ def _scan(parts: Sequence[IO[bytes]], name: str, profiles: Sequence[EngineProfil
     for index, part in enumerate(parts):
         if index:
             scanner.continue_in_next_file()
-        mark = _Mark(part)
+        mark = _Mark(part, near=last or sought.near)
         while block := part.read(BLOCK):
             if b"\x00" in block:
                 oddities.add("format")
@@ -215,9 +231,9 @@ def _scan(parts: Sequence[IO[bytes]], name: str, profiles: Sequence[EngineProfil
             ]
         mark.move(part.seek(0, os.SEEK_END))
         lines += mark.lines
-        last = _last_stamp(part, size=part.tell()) or last
+        last = _last_stamp(part, size=part.tell(), near=mark.near) or last
         actor = actor or _actor(part)
-    if _kinds(records, profiles) > 1:
+    if _kinds(records, sought.profiles) > 1:
         oddities.add("format")
     worker = _WORKER.search(name)
     return Stream(
@@ -226,6 +242,7 @@ def _scan(parts: Sequence[IO[bytes]], name: str, profiles: Sequence[EngineProfil
         pid=int(worker["pid"]) if worker else None,
         actor=actor,
         last=last,
+        near=sought.near,
         empty=size == 0,
         oddities=frozenset(oddities),
     )
@@ -243,6 +260,7 @@ class _Mark:
     """A place in a file that moves on, and what was passed."""
 
     file: IO[bytes]
+    near: datetime
     at: int = 0
     lines: int = 0
 
@@ -258,25 +276,26 @@ class _Mark:
             self.at += len(block)
             if self.at >= offset:
                 # The first line of what was passed is the candidate before.
-                found = _newest(block[-TAIL:].split(b"\n")[1:])
+                found = _newest(block[-TAIL:].split(b"\n")[1:], self.near)
+        self.near = found or self.near
         return found
 
 
-def _newest(lines: Sequence[bytes]) -> datetime | None:
+def _newest(lines: Sequence[bytes], near: datetime) -> datetime | None:
     for line in reversed(lines):
-        if line and (stamp := _stamp(line)) is not None:
+        if line and (stamp := _stamp(line, near)) is not None:
             return stamp
     return None
 
 
-def _stamp(line: bytes) -> datetime | None:
+def _stamp(line: bytes, near: datetime) -> datetime | None:
     peeled = peel(line[:TAIL])
-    return peeled.stamp or stamps.find(peeled.body)
+    return peeled.stamp or stamps.find(peeled.body, near=near)
 
 
-def _last_stamp(file: IO[bytes], *, size: int) -> datetime | None:
+def _last_stamp(file: IO[bytes], *, size: int, near: datetime) -> datetime | None:
     file.seek(max(0, size - TAIL))
-    return _newest(file.read(TAIL).split(b"\n"))
+    return _newest(file.read(TAIL).split(b"\n"), near)
 
 
 def _actor(file: IO[bytes]) -> str:
@@ -307,7 +326,7 @@ class _OperationClock:
         self._now += seconds
 
 
-def _operated(case: Path, profiles: Sequence[EngineProfile]) -> list[Stream]:
+def _operated(case: Path, sought: _Sought) -> list[Stream]:
     """Carry out the operations of *case* under the eyes of a follower."""
     try:
         operations = json.loads((case / "replay.json").read_text("utf-8"))
@@ -323,7 +342,7 @@ def _operated(case: Path, profiles: Sequence[EngineProfile]) -> list[Stream]:
         tailer = Tailer(
             FollowRequest(
                 patterns=tuple(f"{root}/{name}" for name in _followed(operations)),
-                needles=parsing.needles(profiles),
+                needles=parsing.needles(sought.profiles),
                 roots=(str(root),),
             ),
             clock=clock,
@@ -340,7 +359,8 @@ def _operated(case: Path, profiles: Sequence[EngineProfile]) -> list[Stream]:
                 events += tailer.poll()
         finally:
             tailer.close()
-        return _streams(events, f"{root}/", arrivals)
+        streams = _streams(events, f"{root}/", arrivals)
+        return [replace(stream, near=sought.near) for stream in streams]
 
 
 def _streams(events: Sequence[object], prefix: str, arrivals: Sequence[float]) -> list[Stream]:

@@ -16,9 +16,10 @@ from hangwatch.model.dossier import Diagnosis
 from hangwatch.model.policy import Policy
 
 CASES = Path(__file__).parent.parent / "fixtures" / "cases"
-LMDEPLOY = (
-    "001", "002", "018", "023", "025", "028", "030", "101", "108", "109", "112", "113", "114",
-    "117", "118", "119", "122", "123", "126", "127",
+DECIDED = (
+    "001", "002", "017", "018", "019", "023", "025", "028", "030", "101", "103", "106", "107",
+    "108", "109", "112", "113", "114", "115", "117", "118", "119", "122", "123", "125", "126",
+    "127", "128", "130", "131",
 )  # fmt: skip
 # Ideas of ``must_say``, as our sentences say them.
 IDEAS = {
@@ -45,7 +46,7 @@ class Case(NamedTuple):
     diagnosis: Diagnosis
 
 
-@pytest.fixture(scope="module", params=LMDEPLOY)
+@pytest.fixture(scope="module", params=DECIDED)
 def case(request: pytest.FixtureRequest) -> Case:
     (folder,) = CASES.glob(f"{request.param}-*")
     expected = json.loads((folder / "expect.json").read_text())

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hangwatch.core.parsing import parse
+from hangwatch.model.heartbeat import Line
+from hangwatch.model.observation import BeatSeen
 from hangwatch.model.profile import EngineProfile, Signal
+from hangwatch.model.time import Instant
 from hangwatch.registry import profiles
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "heartbeats"
@@ -29,11 +33,14 @@ def test_a_profile_brings_a_real_line_of_its_engine(profile: EngineProfile):
 
 @pytest.mark.parametrize(("profile", "line"), LINES)
 def test_a_heartbeat_is_recognised_and_dated(profile: EngineProfile, line: bytes):
-    found = profile.alive.search(line)
+    seen = Line(source="log", text=line, at=Instant(0.0))
 
-    assert found is not None
-    assert datetime.fromisoformat(found["stamp"].decode()).year > 2000
-    assert found["tag"]
+    (found,) = parse(seen, PROFILES, near=datetime(2026, 6, 1))
+
+    assert isinstance(found, BeatSeen)
+    assert profile.name == found.beat.profile
+    assert found.beat.printed is not None
+    assert found.beat.printed.year > 2024
 
 
 @pytest.mark.parametrize(("profile", "line"), LINES)
@@ -46,7 +53,6 @@ def test_one_family_reads_the_numbers(profile: EngineProfile, line: bytes):
     found = next((m for f in profile.families if (m := f.search(line))), None)
 
     assert found is not None
-    assert found["in_tps"] is not None
     assert found["running"] is not None
 
 
