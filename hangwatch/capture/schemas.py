@@ -259,6 +259,28 @@ class StallEnded(_Event):
     seconds: float
 
 
+class LeaseTaken(_Event):
+    """A pause was announced, or one that was announced before was renewed."""
+
+    event: Literal["lease_taken"]
+    lease: str
+    until: AwareDatetime
+    reason: str
+    holder: str
+    seconds: float
+    capped: bool = Field(description="Whether more was asked for than is granted.")
+
+
+class LeaseOver(_Event):
+    """An announced pause was given back, or its time was over."""
+
+    event: Literal["lease_returned", "lease_ended"]
+    lease: str
+    until: AwareDatetime
+    reason: str
+    holder: str
+
+
 class Stopping(_Event):
     """It was told to end."""
 
@@ -284,6 +306,8 @@ class WatchEvent(
             | CaptureFailed
             | IncidentClosed
             | StallEnded
+            | LeaseTaken
+            | LeaseOver
             | Stopping
             | Missing,
             Field(discriminator="event"),

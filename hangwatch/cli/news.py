@@ -22,7 +22,7 @@ TOLD: Final = frozenset(
     f"hangwatch.{name}"
     for name in (
         "watching", "verdict_changed", "incident_began", "incident_closed", "stall_ended",
-        "bundle_written", "capture_failed", "capture_started", "log_found", "stopping",
+        "bundle_written", "capture_failed", "stopping",
     )
 )  # fmt: skip
 """Events of our log that are told otherwise, or that the page shows."""
@@ -81,6 +81,12 @@ def sentence(event: Mapping[str, Any]) -> str:  # noqa: PLR0911  # one return an
         case "stall":
             silent = seconds(event["seconds"])
             return _line(at, f"{event['instance']} beats again, after {silent} of silence")
+        case "lease_taken":
+            until = f"{datetime.fromisoformat(event['until']):%H:%M:%S}"
+            reason = f": {event['reason']}" if event["reason"] else ""
+            return _line(at, f"{event['holder']} announced a pause until {until}{reason}")
+        case "lease_returned" | "lease_ended":
+            return _line(at, f"the pause that {event['holder']} announced is over")
         case "stopping":
             return _line(at, "told to end")
         case _:

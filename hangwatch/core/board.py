@@ -89,7 +89,8 @@ class Board:
         at: When.
         rows: Every instance, whoever is in trouble first.
         stops: Open incidents, oldest first.
-        remarks: What else there is to know: logs that stand still, witnesses that are missing.
+        remarks: What else there is to know: pauses that were announced, logs that stand still,
+            witnesses that are missing.
     """
 
     at: datetime
@@ -117,7 +118,7 @@ def board(state: State, now: Instant) -> Board:
         at=state.epoch.wall_of(now),
         rows=tuple(sorted(rows, key=_urgency)),
         stops=tuple(_stop(state, incident, labels) for incident in incidents),
-        remarks=(*_standing_logs(state), *_missing(state, now)),
+        remarks=(*_pauses(state, now), *_standing_logs(state), *_missing(state, now)),
     )
 
 
@@ -253,6 +254,14 @@ def _fell_silent(member: Member) -> Instant:
     if member.last_beat_at is not None:
         return member.last_beat_at
     return member.window.earliest if member.window else member.verdict.since
+
+
+def _pauses(state: State, now: Instant) -> Iterable[str]:
+    for lease in state.leases.values():
+        if now < lease.until:
+            until = f"{state.epoch.wall_of(lease.until):%H:%M:%S}"
+            reason = f": {lease.reason}" if lease.reason else ""
+            yield f"{lease.holder or 'somebody'} announced a pause until {until}{reason}"
 
 
 def _standing_logs(state: State) -> Iterable[str]:

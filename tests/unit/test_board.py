@@ -12,7 +12,8 @@ from hangwatch.cli.news import Heard, note, sentence
 from hangwatch.cli.page import Sheet, draw, sparkline
 from hangwatch.core.board import Board, Row, Stop, board, fit, seconds, sentences, summary, tally
 from hangwatch.model.identity import InstanceKey
-from hangwatch.model.observation import CaptureEnded, CountersSeen
+from hangwatch.model.lease import Lease
+from hangwatch.model.observation import CaptureEnded, CountersSeen, LeaseTaken
 from hangwatch.model.profile import Signal
 from hangwatch.model.time import Instant
 from hangwatch.model.verdict import Confidence, Hung, Idle, Ok
@@ -159,6 +160,14 @@ def test_what_cannot_be_asked_is_said_once_there_was_time_to_ask():
 
     assert () == seen(run, 15.0).remarks
     assert ("not available: /health, /metrics, process states, GPUs",) == seen(run, 30.0).remarks
+
+
+def test_an_announced_pause_is_said_until_it_is_over():
+    lease = Lease(id="a", at=Instant(12.0), until=Instant(60.0), reason="update", holder="pid 7")
+    run = Run().over(beats(10.0, 15.0), [LeaseTaken(lease=lease)], until=13.0)
+
+    assert ("pid 7 announced a pause until 10:01:00: update",) == seen(run, 13.0).remarks
+    assert () == tuple(r for r in seen(run, 61.0).remarks if "pause" in r)
 
 
 # Room
