@@ -36,7 +36,7 @@ from hangwatch.core.hindsight import judgement
 from hangwatch.core.layout import BEATS, INCIDENT, ISSUE, MANIFEST, REPORT, SUFFIX, bundle_name
 from hangwatch.core.redaction import Redactor, WithheldError
 from hangwatch.core.story import headline
-from hangwatch.errors import OutputError
+from hangwatch.errors import ConfigError, OutputError
 from hangwatch.model.capture import (
     Artifact,
     CaptureOutcome,
@@ -51,6 +51,7 @@ from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.replay import ReplayResult
 from hangwatch.model.time import Clock
+from hangwatch.system.keys import KeyFile
 
 MAX_BUNDLE: Final = 24 << 20
 """Bytes, packed: what GitHub takes as an attachment of an issue is 25 MB."""
@@ -110,7 +111,7 @@ def write(outcome: CaptureOutcome, request: CaptureRequest, *, clock: Clock) -> 
     """
     profile = registry.profile(request.profile, request.profiles)
     key = _key(request.state)
-    redactor = Redactor(key, hosts=_own_names())
+    redactor = Redactor(key, hosts=_own_names(), secrets=_api_keys(request.api_key_file))
     contents = _fit(_redacted(outcome, redactor))
     result = _judged(outcome, request, contents, profile, redactor)
     draft = _manifest(outcome, request, contents, redactor=redactor, key=key, clock=clock)
@@ -151,6 +152,14 @@ def _key(state: str) -> bytes:
             if found:
                 return found
     return secrets.token_bytes(32)
+
+
+def _api_keys(file: str) -> tuple[str, ...]:
+    """Return the keys that a server may have repeated; its answers were masked when they came."""
+    try:
+        return KeyFile(file).read() if file else ()
+    except ConfigError:
+        return ()
 
 
 def _own_names() -> tuple[str, ...]:

@@ -376,8 +376,13 @@ class _Capture:
 
 def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mapping[str, str]]:
     """Return the settings of collectors; the profile says which numbers of the engine to read."""
-    state = {"state": json.dumps(to_plain(profile.state))}
-    return {**request.options, "tasks": {**state, **request.options.get("tasks", {})}}
+    ours: dict[str, Mapping[str, str]] = {"tasks": {"state": json.dumps(to_plain(profile.state))}}
+    if request.api_key_file:
+        ours["endpoints"] = {"api_key_file": request.api_key_file}
+    given = request.options
+    return {
+        name: {**ours.get(name, {}), **given.get(name, {})} for name in ours.keys() | given.keys()
+    }
 
 
 def _split(plan: CapturePlan) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:

@@ -195,6 +195,7 @@ def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:
         logs=tuple(owner.log for owner in kin.logs),
         settings=resolved.as_rows(),
         state=str(settings.state),
+        api_key_file=str(settings.api_key_file or ""),
     )
 
 
@@ -261,12 +262,14 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     from hangwatch.core.hindsight import judgement
     from hangwatch.daemon.glance import recent_beats
     from hangwatch.daemon.state import ensure_key
-    from hangwatch.daemon.wiring import check_output
+    from hangwatch.daemon.wiring import check_keys, check_output
     from hangwatch.model.verdict import ALARMS
     from hangwatch.system.clock import SystemClock
 
     clock = SystemClock()
     check_output(resolved.settings.output)
+    if problem := check_keys(resolved.settings.api_key_file):
+        click.echo(f"note: {printable(problem)}", err=True)
     with suppress(OSError):
         ensure_key(resolved.settings.state)
     request = _request(resolved, kin)

@@ -77,6 +77,11 @@ _SETTINGS = (
         help="Seconds of silence that are suspicious without another witness  [default: 120]",
     ),
     click.option(
+        "--api-key-file",
+        metavar="FILE",
+        help="API keys that the servers ask for at /metrics, one a line; sent to them alone",
+    ),
+    click.option(
         "--log-format",
         type=click.Choice(["auto", "console", "json"]),
         help="Form of hangwatch's own log on standard error  [default: auto]",

@@ -3,7 +3,8 @@
 All servers are asked at once, each path in a thread of its own, because any of them may be late.
 Only GET, only the paths that the profile lists, only at sockets that the process holds at that
 moment. A server that does not answer is evidence, not a failure: ``health.json`` says how it did
-not answer.
+not answer. An API key is never sent to ``/health`` unless that refuses to answer without one, and
+what a server echoes of it is masked here.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from typing import Any, Final
 
 from hangwatch.core.planning import file_name
+from hangwatch.errors import ConfigError
 from hangwatch.model.capture import (
     Collector,
     CollectorError,
@@ -27,10 +30,14 @@ from hangwatch.model.capture import (
 )
 from hangwatch.model.process import Listener
 from hangwatch.system.http import Response, get
+from hangwatch.system.keys import KeyFile, masked
 
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds: an unhealthy LMDeploy probes its engine for up to ten before it answers. The option
 ``request_timeout`` sets another."""
+
+LOCKED: Final = (401, 403)
+"""Status codes of an endpoint that wants a key, or another one."""
 
 _FILES: Final = {"health": ("health", ".json"), "metrics": ("metrics", ".prom")}
 
@@ -45,17 +52,21 @@ def _collect(step: Step, room: Room) -> None:
     if not questions:
         raise CollectorError(FailureKind.NOT_AVAILABLE, "no server listens on an address")
     timeout = float(step.options.get("request_timeout", REQUEST_TIMEOUT))
+    keys = _keys(step)
     with ThreadPoolExecutor(max_workers=questions) as threads:
         asked: dict[Future[Response], tuple[Target, Listener, str]] = {
-            threads.submit(get, target.process, listener, path, timeout=timeout): (
+            threads.submit(
+                _ask, target, listener, purpose, paths[purpose], timeout=timeout, keys=keys
+            ): (
                 target,
                 listener,
                 purpose,
             )
             for target, listeners in servers
             for listener in listeners
-            for purpose, path in paths.items()
+            for purpose in paths
         }
+        locked: set[str] = set()
         answers: dict[tuple[int, str], list[tuple[Listener, Response]]] = {}
         for future in as_completed(asked):
             target, listener, purpose = asked[future]
@@ -65,7 +76,44 @@ def _collect(step: Step, room: Room) -> None:
                 other is target and about == purpose for other, _, about in asked.values()
             )
             if len(given) == expected:
-                _write(step, room, target, purpose, min(given, key=_rank))
+                best = min(given, key=_rank)
+                _write(step, room, target, purpose, best)
+                if best[1].status in LOCKED:
+                    locked.add(paths[purpose])
+    if locked:
+        raise CollectorError(
+            FailureKind.NOT_PERMITTED,
+            f"{' and '.join(sorted(locked))}: refused without an API key"
+            + (", and with those that we have" if keys else ""),
+            "--api-key-file FILE, or HANGWATCH_API_KEY_FILE: one key a line",
+        )
+
+
+def _keys(step: Step) -> tuple[str, ...]:
+    """Return the API keys; none where they cannot be read, for what needs none is asked anyway."""
+    path = step.options.get("api_key_file", "")
+    try:
+        return KeyFile(path).read() if path else ()
+    except ConfigError:
+        return ()
+
+
+def _ask(
+    target: Target,
+    listener: Listener,
+    purpose: str,
+    path: str,
+    *,
+    timeout: float,
+    keys: tuple[str, ...],
+) -> Response:
+    """Ask with one key after the other until one is not refused; health first without any."""
+    response = Response()
+    for key in ("", *keys) if purpose == "health" else keys or ("",):
+        response = get(target.process, listener, path, timeout=timeout, key=key)
+        if response.status not in LOCKED:
+            break
+    return replace(response, body=masked(response.body, keys))
 
 
 def _is_asked(step: Step, target: Target, listener: Listener) -> bool:

@@ -97,12 +97,15 @@ def says_sleeping(body: bytes) -> bool:
     return isinstance(document, Mapping) and document.get("is_sleeping") is True
 
 
-def samples(text: str) -> Iterator[tuple[int, MetricSample]]:
+def samples(text: str, names: tuple[str, ...] = ()) -> Iterator[tuple[int, MetricSample]]:
     """Yield every sample of a Prometheus text with its line, from 1.
 
     Lines that are no sample are skipped; so are time stamps and exemplars. A value may be NaN.
+    With *names*, only samples whose names begin with one of them: histograms are most of a text.
     """
     for number, line in enumerate(text.split("\n"), start=1):
+        if names and not line.startswith(names):
+            continue
         match = _SAMPLE.match(line.strip())
         if match is None:
             continue
@@ -146,6 +149,14 @@ def counters(
         )
         for label, kinds in engines.items()
     }
+
+
+def counters_of_text(text: str, profile: EngineProfile, *, at: Instant) -> dict[str, Counters]:
+    """Return the same of a whole answer."""
+    names = profile.metrics
+    wanted = (*names.tokens, *names.running, *names.waiting, *names.routed)
+    found = samples(text, wanted) if wanted else ()
+    return counters((sample for _, sample in found), profile, at=at)
 
 
 def _requests(values: list[float] | None) -> int | None:

@@ -289,12 +289,19 @@ class Redactor:
             ``address``, ``email``, ``user``, ``environment``.
     """
 
-    def __init__(self, key: bytes | None = None, *, hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        key: bytes | None = None,
+        *,
+        hosts: Iterable[str] = (),
+        secrets: Iterable[str] = (),
+    ) -> None:
         """Make a redactor.
 
         Args:
             key: Of the pseudonyms; ``None`` numbers them instead, for output that stays here.
             hosts: Names of machines and pods known from elsewhere.
+            secrets: Secrets known from elsewhere, whatever form they have.
         """
         self.counts: Counter[str] = Counter()
         self._key = key
@@ -303,6 +310,7 @@ class Redactor:
         self._strings: dict[str, str] = {}
         self._hosts: set[str] = set()
         self._hosts_pattern: re.Pattern[str] | None = None
+        self._known = _literally(secrets)
         for host in hosts:
             self._learn_host(host)
 
@@ -399,6 +407,8 @@ class Redactor:
     def _secrets(self, text: str) -> str:
         if "PRIVATE KEY" in text:
             text = self._mask(_PEM, text)
+        if self._known is not None:
+            text = self._mask(self._known, text)
         text = self._mask(_KEY_FORMS, text)
         text = _on_lines(text, _BEARER_HINTS, lambda line: self._mask(_BEARER, line, keep=2))
         text = self._mask(_FLAG, text, replace=_mask_flag)
@@ -445,7 +455,8 @@ class Redactor:
             inside = base64.b64decode(padded + "=" * (-len(padded) % 4)).decode("latin-1")
         except (ValueError, binascii.Error):
             return token
-        if _KEY_FORMS.search(inside) or "PRIVATE KEY" in inside or _names_secret(inside):
+        known = self._known is not None and self._known.search(inside)
+        if known or _KEY_FORMS.search(inside) or "PRIVATE KEY" in inside or _names_secret(inside):
             self.counts["secret"] += 1
             return MASK
         return token
@@ -638,6 +649,19 @@ class Redactor:
             return match[0] if shown == name else match[1] + json.dumps(shown).encode("ascii")
 
         return _TASK_NAME.sub(rename, data)
+
+
+def _literally(secrets: Iterable[str]) -> re.Pattern[str] | None:
+    """Return what finds these secrets; a short one only as a word, lest it blot out half a text."""
+    forms = sorted({form for s in secrets if s for form in (s, json.dumps(s)[1:-1])}, key=len)
+    if not forms:
+        return None
+    return re.compile(
+        "|".join(
+            re.escape(form) if len(form) >= 8 else rf"(?<![\w-]){re.escape(form)}(?![\w-])"
+            for form in reversed(forms)
+        )
+    )
 
 
 def _is_json(data: bytes) -> bool:

@@ -2,271 +2,84 @@
 
 ``python -m hangwatch.daemon.prober`` talks with the daemon:
 
-- in ``{"kind": "watch", "profiles": [EngineProfile…], "interval": S | null, "instances":
-  [{"instance": InstanceKey, "pid": N, "profile": NAME}…]}``: from now on these, and no others;
-  each has one of the profiles, and ``interval``, where given, goes before what they say;
+- in ``{"kind": "watch", "profiles": [EngineProfile…], "interval": S | null, "key_file": PATH,
+  "instances": [{"instance": InstanceKey, "pid": N, "profile": NAME}…]}``: from now on these, and no
+  others; each has one of the profiles, and ``interval``, where given, goes before what they say;
+  the file, where one is named, holds API keys;
+- in ``{"kind": "closer", "instances": [InstanceKey…]}``: the threads and connections of these, and
+  no others, are looked at as well, because a beat is missing;
 - out ``{"kind": "observations", "items": [HealthSeen | CountersSeen | ProcessesSeen…]}``;
 - out ``{"kind": "found", "instance": InstanceKey, "address": URL, "pids": [N…]}`` whenever an
-  address or the processes of an instance become known or change.
+  address or the processes of an instance become known or change;
+- out ``{"kind": "refused", "instance": InstanceKey, "path": PATH, "status": N, "keys": N}`` once
+  when an endpoint answers nobody without a key, or none of our keys; ``{"kind": "keys_unreadable",
+  "problem": TEXT}`` once when the file cannot be read any more.
 
-Whatever may block does so in a thread of its own: each request (one at a time for an endpoint,
-none doubled), and the search for processes, which reads command lines. The main thread reads only
-what never waits for a target, so that a server that hangs, or a process whose memory map is
-locked, delays nobody else.
+The main thread does only what never waits: it looks at files that cannot block, and its requests
+are all on their way at once, so that a server that hangs delays nobody else. The search for
+processes reads command lines, which may wait for a target, and has a thread of its own.
 
-It asks with GET alone, the paths of the profile alone, and only a socket that the server itself
-listens on. A server may listen on several, of which one speaks HTTP: until one has answered as a
-health endpoint does, all are tried, the one that the command line names first. Sockets of the
-engine process are never touched: LMDeploy's takes pickles from anybody.
+It asks with GET alone, the paths of the profile alone, each endpoint at most once in ten seconds
+(unless told another interval), and only a socket that the server itself listens on. A server may
+listen on several, of which one speaks HTTP: until one has answered as a health endpoint does, all
+are tried, the one that the command line names first. Sockets of the engine process are never
+touched: LMDeploy's takes pickles from anybody.
+
+API keys go to those sockets alone, to ``/health`` only once it has refused to answer without one,
+and never anywhere else: what a server echoes of them is masked before it is looked at.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from hangwatch.core import endpoints, kinship
 from hangwatch.core.codec import from_plain, to_plain
+from hangwatch.daemon.servers import Address, Found, Server, of_instance
+from hangwatch.errors import ConfigError
 from hangwatch.model.capture import CapturedInstance, Target
-from hangwatch.model.identity import NEEDED, InstanceKey, ProcessId, Role
+from hangwatch.model.identity import InstanceKey, ProcessId
 from hangwatch.model.observation import CountersSeen, HealthSeen, Observation, ProcessesSeen
-from hangwatch.model.process import Listener, ProcessRow
+from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile, HealthMeaning
 from hangwatch.model.time import Instant
-from hangwatch.model.vitals import Counters, Health, Outcome, ProcessVital
+from hangwatch.model.vitals import Health, Outcome
 from hangwatch.system import http, procfs
 from hangwatch.system.channel import Channel
+from hangwatch.system.keys import KeyFile, masked
 from hangwatch.system.spawn import message_kind, serve
 
 TIMEOUT: Final = 15.0
 """Seconds; LMDeploy probes its engine for up to 10 s before an unhealthy answer."""
 
-MAX_PAUSE: Final = 300.0
-"""Seconds between requests to a server that answers none.
+SLEEPING_TIMEOUT: Final = 3.0
+"""Seconds; it is asked of a loop that has just answered, and what that said waits for it."""
 
-Each lies in the queue of its socket until the server takes it; were it asked every ten seconds, a
-queue of 2,048 (uvicorn's) would be full of ours within hours, and real clients turned away.
-"""
+MIN_PERIOD: Final = 10.0
+"""Seconds between two requests at one endpoint, unless the user sets another interval."""
 
-MAX_CANDIDATES: Final = 4
+MAX_ON_THE_WAY: Final = 256
+"""Requests at a time: two for each of a hundred mute servers, and a descriptor each."""
 
 SEARCH_EVERY: Final = 30.0
 """Seconds between searches for processes once everything is known."""
 
-HOLD: Final = 3.0
-"""Seconds that the end of a process under Ray is kept back: the raylet or the driver may follow.
+ALIVE_EVERY: Final = 1.0
 
-A Ray that is shut down ends its workers first, one after the other, itself last, 1 to 2 s later.
-"""
+MAX_CONTEXT: Final = 10**9
+"""Tokens; a larger number in a command line is no context length."""
 
-_PORT: Final = re.compile(r"--(?:server-)?port[= ](\d+)")
-_DIGITS: Final = re.compile(r"\d+")
+_AT_EASE: Final = (None, HealthMeaning.HEALTHY, HealthMeaning.SLEEPING, HealthMeaning.STARTING)
 
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A socket and the process that must hold it."""
-
-    owner: ProcessId
-    listener: Listener
-
-
-@dataclass(slots=True)
-class Watched:
-    """One process of a server, over time."""
-
-    process: ProcessId
-    role: Role
-    needed: bool
-    state: str = ""
-    since: Instant | None = None
-    row: ProcessRow | None = None
-    looked_at: float = 0.0
-
-    def look(self, now: Instant) -> ProcessVital:
-        """Return what is to be seen of it now."""
-        row: ProcessRow | None = None
-        try:
-            row = procfs.read_row(self.process.pid)
-            if self.process.start_ticks not in (0, row.process.start_ticks):
-                row = None
-        except OSError:
-            pass
-        state = row.state if row is not None else ""
-        if state != self.state or self.since is None:
-            self.state, self.since = state, now
-        before, elapsed = self.row, now - self.looked_at
-        self.row, self.looked_at = row, now
-        return ProcessVital(
-            pid=self.process.pid,
-            role=self.role,
-            state=state,
-            since=self.since,
-            at=now,
-            needed=self.needed,
-            tracer_pid=row.tracer_pid if row is not None else None,
-            wchan=row.wchan if row is not None else "",
-            cpu_pct=_rate(row, before, elapsed, lambda r: r.cpu_seconds, 100.0),
-            vol_ctxt_per_s=_rate(row, before, elapsed, lambda r: r.vol_ctxt, 1.0),
-        )
-
-
-def _rate(
-    row: ProcessRow | None,
-    before: ProcessRow | None,
-    elapsed: float,
-    count: Callable[[ProcessRow], float | None],
-    scale: float,
-) -> float | None:
-    if row is None or before is None or elapsed <= 0.0:
-        return None
-    now, then = count(row), count(before)
-    return None if now is None or then is None else round((now - then) / elapsed * scale, 2)
-
-
-@dataclass(slots=True)
-class Server:
-    """One process that prints heartbeats, with what is known around it.
-
-    Attributes:
-        pid: It.
-        keys: The instances whose beats it prints.
-        profile: The engine that it is.
-        interval: Seconds between its beats.
-        candidates: Sockets that may speak HTTP, likeliest first.
-        address: The one that does.
-        kin: Its processes by number, itself among them.
-        hosts: Under Ray the raylet and the drivers, without which the server ends as well.
-        released: Processes that turned out to belong to somebody else; told once more, as not
-            needed, because what is merely left out counts as gone.
-        told: What the daemon was told last.
-        asking: Purposes for which a request is on its way.
-        ask_at: When each purpose may be asked next.
-        pauses: Seconds that the last request without an answer was followed by, by purpose.
-    """
-
-    pid: int
-    keys: tuple[InstanceKey, ...]
-    profile: EngineProfile
-    interval: float
-    candidates: tuple[Address, ...] = ()
-    address: Address | None = None
-    kin: dict[int, Watched] = field(default_factory=dict)
-    hosts: tuple[Watched, ...] = ()
-    released: list[Watched] = field(default_factory=list)
-    told: tuple[str, tuple[int, ...]] = ("", ())
-    asking: set[str] = field(default_factory=set)
-    ask_at: dict[str, float] = field(default_factory=dict)
-    pauses: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def period(self) -> float:
-        """Seconds between two requests at one endpoint."""
-        return max(1.0, self.interval)
-
-    def came(self, purpose: str, *, timed_out: bool, now: float) -> None:
-        """Note that a question has ended; one that nobody answers is asked more and more seldom."""
-        self.asking.discard(purpose)
-        if timed_out:
-            pause = min(MAX_PAUSE, 2 * self.pauses.get(purpose, self.period / 2))
-            self.pauses[purpose] = pause
-            self.ask_at[purpose] = now + pause
-        else:
-            self.pauses.pop(purpose, None)
-
-    def learn(self, targets: tuple[Target, ...]) -> None:
-        """Take in what a search found."""
-        own = self._own(targets)
-        alive = {target.role for target in own}
-        gone = {
-            pid: watched
-            for pid, watched in self.kin.items()
-            if watched.role not in alive and not procfs.is_same(watched.process)
-        }
-        before = self.kin
-        self.kin = {target.process.pid: self._watched(target) for target in own} | gone
-        if self.pid not in self.kin:
-            self.kin[self.pid] = Watched(ProcessId(self.pid), Role.API_SERVER, needed=True)
-        for pid in before.keys() - self.kin.keys():
-            before[pid].needed = False
-            self.released.append(before[pid])
-        self.hosts = self.hosts or self._hosts(targets)
-        servers = [t for t in own if t.process.pid == self.pid or t.role is Role.API_SERVER]
-        self.candidates = _candidates(servers)
-        if self.address is not None and self.address not in self.candidates:
-            self.address = None
-
-    def _own(self, targets: tuple[Target, ...]) -> list[Target]:
-        names = {key.name for key in self.keys}
-        own = [t for t in targets if t.process.pid == self.pid or t.instance in names]
-        if all(t.role is not Role.API_SERVER or t.process.pid == self.pid for t in own):
-            return own
-        # Where nothing but the raylet ties engines to servers, all are taken for those of the only
-        # instance that is known; while other servers have yet to speak, only descent is proof.
-        parents = {target.process.pid: target.ppid for target in own}
-        return [t for t in own if self.pid in _line(t.process.pid, parents)] + [
-            t
-            for t in own
-            if t.process.pid != self.pid and t.process.pid in _line(self.pid, parents)
-        ]
-
-    def _hosts(self, targets: tuple[Target, ...]) -> tuple[Watched, ...]:
-        by_pid = {target.process.pid: target for target in targets}
-        server = by_pid.get(self.pid)
-        raylet = by_pid.get(server.ppid) if server is not None else None
-        if raylet is None or raylet.role is not Role.RAY_SYSTEM:
-            return ()
-        drivers = [target for target in targets if target.role is Role.DRIVER]
-        return tuple(Watched(t.process, t.role, needed=False) for t in (raylet, *drivers))
-
-    def look(self, at: Instant) -> tuple[ProcessVital, ...]:
-        """Return what is to be seen of its processes now; nothing while that is kept back."""
-        vitals = tuple(watched.look(at) for watched in (*self.kin.values(), *self.released))
-        ended = [vital.since for vital in vitals if vital.needed and vital.ended]
-        if ended:
-            hosts = tuple(watched.look(at) for watched in self.hosts)
-            vitals += tuple(vital for vital in hosts if vital.ended)
-            if hosts and not any(vital.ended for vital in hosts) and at - min(ended) < HOLD:
-                return ()
-        self.released = []
-        return vitals
-
-    def _watched(self, target: Target) -> Watched:
-        known = self.kin.get(target.process.pid)
-        if known is not None and known.process == target.process:
-            known.role = target.role
-            return known
-        needed = target.process.pid == self.pid or target.role in NEEDED
-        return Watched(process=target.process, role=target.role, needed=needed)
-
-
-def _line(pid: int, parents: Mapping[int, int]) -> tuple[int, ...]:
-    """Return *pid* and its ancestors, as far as they are known."""
-    line = [pid]
-    while (parent := parents.get(line[-1])) is not None and parent not in line:
-        line.append(parent)
-    return tuple(line)
-
-
-def _candidates(servers: Iterable[Target]) -> tuple[Address, ...]:
-    found: list[tuple[bool, int, ProcessId, Listener]] = []
-    for target in servers:
-        if target.role in (Role.ENGINE, Role.ENGINE_WORKER):
-            continue
-        named = {int(port) for port in _PORT.findall(target.title)}
-        found += [
-            (listener.port not in named, listener.port, target.process, listener)
-            for listener in target.listeners
-        ]
-    found.sort(key=lambda item: item[:2])
-    return tuple(Address(owner, listener) for _, _, owner, listener in found[:MAX_CANDIDATES])
+Question: TypeAlias = Generator[http.Exchange, http.Response, None]
+"""Yields what it asks, one at a time, and is sent how that ended."""
 
 
 class Finder:
@@ -274,36 +87,65 @@ class Finder:
 
     def __init__(self, done: Callable[[Callable[[], None]], None]) -> None:
         self._done = done
+        self._key_file: KeyFile | None = None
         self._closer: dict[tuple[ProcessId, str], ProcessRow] = {}
         self._tied: frozenset[int] = frozenset()
         self.searching = False
+
+    def use(self, key_file: str) -> None:
+        """Read API keys from this file, unless it is ``""``."""
+        self._key_file = KeyFile(key_file) if key_file else None
 
     def search(
         self,
         instances: Mapping[InstanceKey, int],
         profiles: tuple[EngineProfile, ...],
-        found: Callable[[tuple[Target, ...]], None],
+        then: Callable[[Found], None],
     ) -> None:
-        """Search once; *found* is called in the main thread."""
+        """Search once; *then* is called in the main thread."""
         self.searching = True
         captured = tuple(CapturedInstance(instance=k, pid=pid) for k, pid in instances.items())
 
         def run() -> None:
-            targets: tuple[Target, ...] = ()
+            found: Found | None = None
             try:
                 rows = self._table(frozenset(instances.values()))
                 targets = kinship.related(rows, seeds=(), profiles=profiles, instances=captured)
+                found = self._found(rows, targets, profiles)
             finally:
-                self._done(lambda: self._finish(targets, found))
+                self._done(lambda: self._finish(found, then))
 
         threading.Thread(target=run, name="search", daemon=True).start()
 
-    def _finish(
-        self, targets: tuple[Target, ...], found: Callable[[tuple[Target, ...]], None]
-    ) -> None:
+    def _found(
+        self,
+        rows: Iterable[ProcessRow],
+        targets: tuple[Target, ...],
+        profiles: tuple[EngineProfile, ...],
+    ) -> Found:
+        kin = {target.process.pid for target in targets}
+        own = [row for row in rows if row.pid in kin]
+        keys: tuple[str, ...] = ()
+        problem = ""
+        if self._key_file is not None:
+            try:
+                keys = self._key_file.read()
+            except ConfigError as error:
+                problem = str(error)
+        return Found(
+            targets=targets,
+            piped=frozenset(row.pid for row in own if "".join(row.stdio[1:2])[:5] == "pipe:"),
+            contexts=dict(_contexts(own, profiles)),
+            keys=keys,
+            problem=problem,
+        )
+
+    def _finish(self, found: Found | None, then: Callable[[Found], None]) -> None:
         self.searching = False
-        self._tied = frozenset(target.process.pid for target in targets if target.instance)
-        found(targets)
+        if found is None:
+            return  # the next search may do better
+        self._tied = frozenset(t.process.pid for t in found.targets if t.instance)
+        then(found)
 
     def _table(self, servers: frozenset[int]) -> tuple[ProcessRow, ...]:
         """Return every process; closely looked at are servers, and what is new or renamed.
@@ -327,6 +169,64 @@ class Finder:
         return tuple(closer.values())
 
 
+def _contexts(
+    rows: Iterable[ProcessRow], profiles: Iterable[EngineProfile]
+) -> Iterator[tuple[int, int]]:
+    """Yield process and context length for each command line that names one."""
+    for row in rows:
+        for profile in profiles:
+            named = profile.context.search(row.title) if profile.context is not None else None
+            if named is not None and 0 < int(named["tokens"]) <= MAX_CONTEXT:
+                yield row.pid, int(named["tokens"])
+                break
+
+
+class Questions:
+    """All questions that are on their way; none is ever waited for."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, tuple[Question, http.Exchange]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether no other can be asked now."""
+        return len(self._asked) >= MAX_ON_THE_WAY
+
+    @property
+    def deadline(self) -> float:
+        """When the first of them is cut."""
+        return min((asked.deadline for _, asked in self._asked.values()), default=float("inf"))
+
+    def register(self, poll: select.poll) -> None:
+        """Let *poll* wait for them."""
+        for fd, (_, exchange) in self._asked.items():
+            poll.register(fd, exchange.events)
+
+    def ask(self, question: Question) -> None:
+        """Begin to ask *question*."""
+        self._go_on(question, None)
+
+    def advance(self, ready: Iterable[int], now: float) -> None:
+        """Take in what has come, given the descriptors that are ready."""
+        come = set(ready)
+        for fd, (question, exchange) in tuple(self._asked.items()):
+            if fd not in come and now < exchange.deadline:
+                continue
+            exchange.advance(ready=fd in come)
+            if exchange.response is not None:
+                del self._asked[fd]
+                self._go_on(question, exchange.response)
+
+    def _go_on(self, question: Question, response: http.Response | None) -> None:
+        try:
+            exchange = next(question) if response is None else question.send(response)
+            while exchange.response is not None:  # it could not even be asked
+                exchange = question.send(exchange.response)
+        except StopIteration:
+            return
+        self._asked[exchange.fileno()] = (question, exchange)
+
+
 class Prober:
     """Everything that is watched, and what is on its way."""
 
@@ -335,33 +235,56 @@ class Prober:
         self._finished: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._finder = Finder(self._later)
+        self._questions = Questions()
         self._servers: dict[int, Server] = {}
         self._profiles: tuple[EngineProfile, ...] = ()
-        self._look_at = self._search_at = 0.0
+        self._closer: frozenset[InstanceKey] = frozenset()
+        self._keys: tuple[str, ...] = ()
+        self._problem = ""
+        self._search_at = 0.0
         self._search_pause = 1.0
+        self._alive_at = 0.0
 
     def run(self) -> None:
         """Serve until the channel closes."""
         while True:
-            select.select([self._channel.fileno(), self._wake], [], [], self._patience())
+            ready = self._wait()
             for message in self._channel.receive():
-                if message_kind(message) == "watch":
-                    self._watch(message)
+                match message_kind(message):
+                    case "watch":
+                        self._watch(message)
+                    case "closer":
+                        self._closer = frozenset(
+                            from_plain(InstanceKey, key) for key in message["instances"]
+                        )
+                    case _:
+                        pass
             self._take_finished()
             now = time.monotonic()
+            self._questions.advance(ready, now)
             if self._servers:
                 self._search(now)
                 self._look(now)
                 self._ask(now)
-            self._channel.send({"kind": "alive"})
+            if now >= self._alive_at:
+                self._alive_at = now + ALIVE_EVERY
+                self._channel.send({"kind": "alive"})
 
-    def _patience(self) -> float:
-        if not self._servers:
-            return 1.0
-        dues = [self._look_at, self._search_at if not self._finder.searching else float("inf")]
+    def _wait(self) -> list[int]:
+        """Wait until something comes or is due; return the descriptors that are ready."""
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        self._questions.register(poll)
+        dues = [self._alive_at, self._questions.deadline]
+        if not self._finder.searching:
+            dues.append(self._search_at)
         for server in self._servers.values():
-            dues += [at for what, at in server.ask_at.items() if what not in server.asking]
-        return min(1.0, max(0.05, min(dues) - time.monotonic()))
+            dues.append(server.look_at)
+            if not self._questions.full:
+                dues += [at for what, at in server.ask_at.items() if what not in server.asking]
+        patience = min(1.0, max(0.05, min(dues) - time.monotonic()))
+        return [fd for fd, _ in poll.poll(patience * 1000)]
 
     def _later(self, then: Callable[[], None]) -> None:
         """Let the main thread call *then*; may be called in any thread."""
@@ -381,6 +304,7 @@ class Prober:
 
     def _watch(self, message: Mapping[str, Any]) -> None:
         self._profiles = from_plain(tuple[EngineProfile, ...], message["profiles"])
+        self._finder.use(str(message.get("key_file") or ""))
         by_name = {profile.name: profile for profile in self._profiles}
         keys: dict[int, list[InstanceKey]] = {}
         profiles: dict[int, EngineProfile] = {}
@@ -391,13 +315,21 @@ class Prober:
         servers = {}
         for pid, own in keys.items():
             profile = profiles[pid]
-            interval = float(message["interval"] or profile.interval)
+            given = message["interval"]
             server = self._servers.get(pid)
             if server is None or (server.keys, server.profile) != (tuple(own), profile):
-                server = Server(pid=pid, keys=tuple(own), profile=profile, interval=interval)
+                server = Server(
+                    pid=pid,
+                    keys=tuple(own),
+                    profile=profile,
+                    interval=float(given or profile.interval),
+                    period=max(1.0, float(given or max(MIN_PERIOD, profile.interval))),
+                )
                 self._search_at, self._search_pause = 0.0, 1.0
             servers[pid] = server
         self._servers = servers
+
+    # Finding
 
     def _search(self, now: float) -> None:
         if now < self._search_at or self._finder.searching:
@@ -408,104 +340,23 @@ class Prober:
         instances = {key: s.pid for s in self._servers.values() for key in s.keys}
         self._finder.search(instances, self._profiles, self._learn)
 
-    def _learn(self, targets: tuple[Target, ...]) -> None:
+    def _learn(self, found: Found) -> None:
         now = time.monotonic()
+        if found.problem and found.problem != self._problem:
+            self._channel.send({"kind": "keys_unreadable", "problem": found.problem})
+        self._problem = found.problem
+        if not found.problem and found.keys != self._keys:
+            self._keys = found.keys
+            for server in self._servers.values():
+                server.try_again(now)
         for number, server in enumerate(self._servers.values()):
-            server.learn(targets)
+            kin = server.kin.keys()
+            server.learn(found, now)
+            if kin != server.kin.keys():
+                server.look_at = now
             # Spread over the period, so that our requests are no burst in the engines' logs.
             server.ask_at.setdefault("health", now + server.period * number / len(self._servers))
             self._tell_found(server)
-        self._look_at = 0.0
-
-    def _look(self, now: float) -> None:
-        if now < self._look_at:
-            return
-        shortest = min(server.interval for server in self._servers.values())
-        self._look_at = now + max(1.0, shortest / 2)
-        at = Instant(now)
-        self._send(
-            ProcessesSeen(instance=key, processes=vitals, at=at)
-            for server in self._servers.values()
-            if server.kin and (vitals := server.look(at))
-            for key in server.keys
-        )
-
-    def _ask(self, now: float) -> None:
-        for server in self._servers.values():
-            for purpose, at in tuple(server.ask_at.items()):
-                if now < at or purpose in server.asking:
-                    continue
-                server.ask_at[purpose] = now + server.period
-                addresses = (server.address,) if server.address else server.candidates
-                if purpose in server.profile.endpoints and addresses:
-                    server.asking.add(purpose)
-                    question = {"health": self._ask_health, "metrics": self._ask_metrics}[purpose]
-                    threading.Thread(
-                        target=question,
-                        args=(server, addresses),
-                        name=f"{purpose} of {server.pid}",
-                        daemon=True,
-                    ).start()
-
-    def _ask_health(self, server: Server, addresses: tuple[Address, ...]) -> None:
-        """Ask in a thread of its own until an address answers as a health endpoint does."""
-        health: Health | None = None
-        answered: Address | None = None
-        mute = False
-        for address in addresses:
-            answer = _health(address, server.profile)
-            mute = mute or answer.outcome is Outcome.TIMED_OUT
-            if answer.outcome is Outcome.ANSWERED:
-                health, answered = answer, address
-                break
-            # What a socket says that may not be the server's HTTP port says nothing.
-            if len(addresses) == 1:
-                health = answer
-        mute = mute and answered is None
-        self._later(lambda: self._health_came(server, health, answered, mute=mute))
-
-    def _health_came(
-        self, server: Server, health: Health | None, answered: Address | None, *, mute: bool
-    ) -> None:
-        server.came("health", timed_out=mute, now=time.monotonic())
-        if self._servers.get(server.pid) is not server:
-            return
-        if answered is not None and server.address is None:
-            server.address = answered
-            server.ask_at.setdefault("metrics", time.monotonic())
-            self._tell_found(server)
-        if health is not None:
-            if health.outcome is Outcome.REFUSED:
-                self._search_at = min(self._search_at, time.monotonic() + server.period)
-            self._send(HealthSeen(instance=key, health=health) for key in server.keys)
-
-    def _ask_metrics(self, server: Server, addresses: tuple[Address, ...]) -> None:
-        """Ask in a thread of its own; no answer tells nothing that health does not tell."""
-        response = http.get(
-            addresses[0].owner,
-            addresses[0].listener,
-            server.profile.endpoints["metrics"],
-            timeout=TIMEOUT,
-        )
-        found: dict[str, Counters] = {}
-        if response.status == 200:
-            text = response.body.decode("utf-8", "replace")
-            found = endpoints.counters(
-                (sample for _, sample in endpoints.samples(text)),
-                server.profile,
-                at=Instant(time.monotonic()),
-            )
-        mute = endpoints.outcome_of_error(response.error) is Outcome.TIMED_OUT
-        self._later(lambda: self._metrics_came(server, found, mute=mute))
-
-    def _metrics_came(self, server: Server, found: Mapping[str, Counters], *, mute: bool) -> None:
-        server.came("metrics", timed_out=mute, now=time.monotonic())
-        if self._servers.get(server.pid) is server:
-            self._send(
-                CountersSeen(instance=key, counters=counters)
-                for key in server.keys
-                if (counters := of_instance(key, found, alone=len(server.keys) == 1)) is not None
-            )
 
     def _tell_found(self, server: Server) -> None:
         address = server.address.listener.url if server.address is not None else ""
@@ -523,49 +374,159 @@ class Prober:
                 }
             )
 
+    # Looking
+
+    def _look(self, now: float) -> None:
+        at = Instant(now)
+        unsent = procfs.Unsent()
+        seen: list[Observation] = []
+        for server in self._servers.values():
+            server.look_closer(at, wanted=not self._closer.isdisjoint(server.keys))
+            if server.kin and now >= server.look_at and (vitals := server.look(at, unsent)):
+                seen += [ProcessesSeen(instance=k, processes=vitals, at=at) for k in server.keys]
+        self._send(seen)
+
+    # Asking
+
+    def _ask(self, now: float) -> None:
+        due = sorted(
+            (at, server.pid, purpose)
+            for server in self._servers.values()
+            for purpose, at in server.ask_at.items()
+            if now >= at and purpose not in server.asking
+        )
+        for _, pid, purpose in due:
+            if self._questions.full:
+                return
+            server = self._servers[pid]
+            server.ask_at[purpose] = now + server.period
+            if purpose in server.profile.endpoints and server.addresses:
+                server.asking.add(purpose)
+                question = {"health": self._health_of, "metrics": self._metrics_of}[purpose]
+                self._questions.ask(question(server))
+
+    def _asked(
+        self, server: Server, address: Address, purpose: str, timeout: float = TIMEOUT
+    ) -> Generator[http.Exchange, http.Response, http.Response]:
+        """Ask one endpoint; say once if it answers nobody without a key, or none of ours."""
+        path = server.profile.endpoints[purpose]
+        key = server.key_for(purpose, self._keys)
+        exchange = http.Exchange(address.owner, address.listener, path, timeout=timeout, key=key)
+        response = yield exchange
+        if response.status in (401, 403):
+            # The search also looks whether the keys are others now.
+            self._search_at = min(self._search_at, time.monotonic() + server.period)
+            if server.refused(purpose, key=key, of=len(self._keys)):
+                self._tell_refused(server, path, response.status)
+        elif response.status is not None:
+            server.welcomed(purpose)
+        return replace(
+            response,
+            body=masked(response.body, self._keys),
+            error=masked(response.error.encode(), self._keys).decode(),
+        )
+
+    def _health_of(self, server: Server) -> Question:
+        """Ask until an address answers as a health endpoint does."""
+        health: Health | None = None
+        answered: Address | None = None
+        mute = False
+        addresses = server.addresses
+        for address in addresses:
+            response = yield from self._asked(server, address, "health")
+            answer = _health(response, server.profile)
+            mute = mute or _is_mute(response)
+            if answer.outcome is Outcome.ANSWERED:
+                health, answered = answer, address
+                break
+            # What a socket says that may not be the server's HTTP port says nothing.
+            if len(addresses) == 1:
+                health = answer
+        if health is not None and answered is not None and _may_sleep(server, health):
+            response = yield from self._asked(server, answered, "sleeping", SLEEPING_TIMEOUT)
+            if response.status == 200 and endpoints.says_sleeping(response.body):
+                path = server.profile.endpoints["sleeping"]
+                health = replace(
+                    health,
+                    meaning=HealthMeaning.SLEEPING,
+                    status="sleeping",
+                    message=f"{path} is true",
+                )
+        now = time.monotonic()
+        server.came("health", answered=not mute or answered is not None, now=now)
+        if self._servers.get(server.pid) is not server:
+            return
+        if answered is not None and server.address is None:
+            server.address = answered
+            server.ask_at.setdefault("metrics", now)
+            self._tell_found(server)
+        if health is not None:
+            server.accused = health.meaning not in _AT_EASE
+            if health.outcome is Outcome.REFUSED:
+                self._search_at = min(self._search_at, now + server.period)
+            self._send([HealthSeen(instance=key, health=health) for key in server.keys])
+
+    def _metrics_of(self, server: Server) -> Question:
+        """Ask for the counters; no answer tells nothing that health does not tell."""
+        response = yield from self._asked(server, server.addresses[0], "metrics")
+        now = time.monotonic()
+        refused = response.status in (401, 403)
+        server.came("metrics", answered=not (refused or _is_mute(response)), now=now)
+        if response.status != 200 or self._servers.get(server.pid) is not server:
+            return
+        text = response.body.decode("utf-8", "replace")
+        found = endpoints.counters_of_text(text, server.profile, at=Instant(now))
+        alone = len(server.keys) == 1
+        self._send(
+            [
+                CountersSeen(instance=key, counters=counters)
+                for key in server.keys
+                if (counters := of_instance(key, found, alone=alone)) is not None
+            ]
+        )
+
+    def _tell_refused(self, server: Server, path: str, status: int) -> None:
+        for key in server.keys:
+            self._channel.send(
+                {
+                    "kind": "refused",
+                    "instance": to_plain(key),
+                    "path": path,
+                    "status": status,
+                    "keys": len(self._keys),
+                }
+            )
+
     def _send(self, observations: Iterable[Observation]) -> None:
         items = [to_plain(observation) for observation in observations]
         if items:
             self._channel.send({"kind": "observations", "items": items})
 
 
-def of_instance(key: InstanceKey, found: Mapping[str, Counters], *, alone: bool) -> Counters | None:
-    """Return the counters of one instance among those of its server, by label.
-
-    ``DP0`` and ``Engine 000`` are engine ``0``. Where the server has one instance and one label
-    they belong together, whatever they are called.
-    """
-    if alone and len(found) == 1:
-        return next(iter(found.values()))
-    number = _DIGITS.search(key.tag)
-    return found.get(str(int(number[0]))) if number else None
-
-
-def _health(address: Address, profile: EngineProfile) -> Health:
-    response = http.get(
-        address.owner, address.listener, profile.endpoints["health"], timeout=TIMEOUT
-    )
+def _health(response: http.Response, profile: EngineProfile) -> Health:
     at = Instant(time.monotonic())
     if response.status is None:
         return endpoints.health_of_error(response.error, at=at, elapsed=response.elapsed)
-    health = endpoints.health_of_answer(
+    return endpoints.health_of_answer(
         response.status, response.body, profile, at=at, elapsed=response.elapsed
     )
-    if health.outcome is Outcome.ANSWERED and not health.status and "sleeping" in profile.endpoints:
-        # An engine without a health monitor answers 200 for as long as HTTP lives.
-        asleep = http.get(
-            address.owner, address.listener, profile.endpoints["sleeping"], timeout=TIMEOUT
-        )
-        if asleep.status == 200 and endpoints.says_sleeping(asleep.body):
-            return Health(
-                at=at,
-                outcome=Outcome.ANSWERED,
-                http=health.http,
-                message=health.message,
-                meaning=HealthMeaning.SLEEPING,
-                elapsed=health.elapsed,
-            )
-    return health
+
+
+def _is_mute(response: http.Response) -> bool:
+    """Say whether a request was left waiting until we cut it."""
+    late = endpoints.outcome_of_error(response.error) is Outcome.TIMED_OUT
+    return late or response.error.startswith(http.NOT_ACCEPTED)
+
+
+def _may_sleep(server: Server, health: Health) -> bool:
+    """Say whether the engine is to be asked if it sleeps.
+
+    An engine without a health monitor answers 200 for as long as HTTP lives; and the answer of a
+    monitor is as old as its last look, 12 s for LMDeploy's, which matters while a beat is missing.
+    """
+    if "sleeping" not in server.profile.endpoints or health.meaning is HealthMeaning.SLEEPING:
+        return False
+    return not health.status or server.closer or health.meaning not in _AT_EASE
 
 
 def body(channel: Channel) -> None:

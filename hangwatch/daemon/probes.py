@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from hangwatch.core.codec import CodecError, from_plain, to_plain
@@ -36,6 +36,7 @@ class Probes:
         policy: Policy,
         profiles: Mapping[str, EngineProfile],
         roster: Roster,
+        key_file: str = "",
         start: Launch = launch,
     ) -> None:
         """Probe nobody yet.
@@ -45,19 +46,22 @@ class Probes:
             policy: The limits.
             profiles: Engines that may be met, by name; the first is assumed where nothing says.
             roster: Knows the processes and their engines; learns addresses and kin.
+            key_file: File with API keys of the servers, or ``""``.
             start: Starts the prober.
         """
         self._clock = clock
         self._policy = policy
         self._profiles = profiles
         self._roster = roster
+        self._key_file = key_file
         self._watched: dict[InstanceKey, tuple[int, str]] = {}
+        self._closer: tuple[InstanceKey, ...] = ()
         self._keeper = Keeper(
             PROBER,
             "prober",
             clock=clock,
             silence=policy.child_silence,
-            greet=lambda: (self._order(),),
+            greet=lambda: (self._order(), self._attention()),
             start=start,
         )
 
@@ -95,6 +99,13 @@ class Probes:
             observations.append(ChildBack(at=now, instances=tuple(self._watched)))
         return tuple(observations)
 
+    def look_closer(self, instances: Collection[InstanceKey]) -> None:
+        """Look closely at *instances*, and at no others, from now on."""
+        closer = tuple(key for key in self._watched if key in instances)
+        if closer != self._closer:
+            self._closer = closer
+            self._keeper.tell(self._attention())
+
     def close(self) -> None:
         """End the prober."""
         self._keeper.close(0.2)
@@ -104,11 +115,15 @@ class Probes:
             "kind": "watch",
             "profiles": to_plain(tuple(self._profiles.values())),
             "interval": self._policy.heartbeat_interval,
+            "key_file": self._key_file,
             "instances": [
                 {"instance": to_plain(instance), "pid": pid, "profile": profile}
                 for instance, (pid, profile) in self._watched.items()
             ],
         }
+
+    def _attention(self) -> Mapping[str, Any]:
+        return {"kind": "closer", "instances": to_plain(self._closer)}
 
     def _understand(self, message: Mapping[str, Any]) -> tuple[Observation, ...]:
         try:
@@ -131,8 +146,24 @@ class Probes:
                         log.info(
                             "hangwatch.server_found", instance=instance.name, url=address, pids=pids
                         )
+                case "refused":
+                    refused: InstanceKey = from_plain(InstanceKey, message["instance"])
+                    log.warning(
+                        "hangwatch.endpoint_refused",
+                        instance=refused.name,
+                        path=message["path"],
+                        status=message["status"],
+                        hint=self._remedy(int(message["keys"])),
+                    )
+                case "keys_unreadable":
+                    log.warning("hangwatch.api_keys_not_read", problem=message["problem"])
                 case _:
                     pass
         except (CodecError, KeyError, ValueError) as error:
             log.error("hangwatch.probe_unreadable", error=str(error))
         return ()
+
+    def _remedy(self, keys: int) -> str:
+        if keys:
+            return f"it accepts none of the {keys} keys in {self._key_file}"
+        return "give a file with the API key of the server: --api-key-file FILE"

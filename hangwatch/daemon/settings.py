@@ -73,6 +73,8 @@ class Settings(BaseModel):
     """Time between two looks of the loop."""
     sample_gap: Seconds = _DEFAULT.sample_gap
     """Pause between the two samples of a capture."""
+    api_key_file: Path | None = Field(None, title="a file with API keys, one a line")
+    """API keys that the servers ask for; the keys themselves are written nowhere."""
     calibrate: Annotated[bool, Field(title="true or false")] = True
     """Whether ``stall_after`` follows the gaps observed; by default only where it is not set."""
     pause_limit: Seconds = _DEFAULT.pause_limit

@@ -38,6 +38,7 @@ from typing import Any, Final
 from hangwatch import registry
 from hangwatch.core import advance
 from hangwatch.core.codec import CodecError, from_plain, to_plain
+from hangwatch.core.judge import Demand
 from hangwatch.daemon.followers import Followers
 from hangwatch.daemon.history import History
 from hangwatch.daemon.leases import Leases
@@ -66,9 +67,10 @@ from hangwatch.model.observation import (
     UpdateCapture,
 )
 from hangwatch.model.time import Epoch, Instant
-from hangwatch.model.verdict import ALARMS, Gone, Idle, Paused, StopWindow
+from hangwatch.model.verdict import ALARMS, Dead, Gone, Idle, Paused, StopWindow
 from hangwatch.system import leasing
 from hangwatch.system.clock import SystemClock
+from hangwatch.system.keys import KeyFile
 from hangwatch.system.logs import log
 from hangwatch.system.notify import Notifier
 
@@ -109,8 +111,10 @@ class Watch:
             clock: The time.
 
         Raises:
-            ConfigError: There is no such profile.
+            ConfigError: There is no such profile, or the API keys cannot be read.
         """
+        if problem := check_keys(resolved.settings.api_key_file):
+            log.warning("hangwatch.api_keys_exposed", problem=problem)
         self.loop: Loop | None = None
         self._resolved = resolved
         self._settings = resolved.settings
@@ -193,7 +197,9 @@ class Watch:
         self._followers = Followers(
             **common, offsets=state.load("offsets"), zone=lambda: self._clock.wall().tzinfo
         )
-        self._probes = Probes(**common, roster=self._roster)
+        self._probes = Probes(
+            **common, roster=self._roster, key_file=str(self._settings.api_key_file or "")
+        )
         self._search = Search(**common, roster=self._roster, found=self._take_in)
         self._responder = Responder(clock=self._clock, request=self._request, tell=self._captured)
         self._leases = Leases(
@@ -286,8 +292,10 @@ class Watch:
         return not self._responder.busy
 
     def _settled(self, state: advance.State) -> None:
+        now = self._clock.now()
+        closer = {key for key, of in state.instances.items() if deserves_a_closer_look(of, now)}
+        self._probes.look_closer(closer)
         if self._responder.busy:
-            now = self._clock.now()
             unsettled = {x.id for x in state.incidents if may_grow(x, state, now)}
             self._responder.answer(state.incidents, unsettled=unsettled)
 
@@ -443,6 +451,7 @@ class Watch:
             transitions=self._history.transitions,
             settings=self._resolved.as_rows(),
             state=str(self._settings.state),
+            api_key_file=str(self._settings.api_key_file or ""),
         )
 
     def _profile_of(self, instances: Iterable[InstanceKey]) -> str:
@@ -541,6 +550,19 @@ class Watch:
         self.stop()
 
 
+def deserves_a_closer_look(tracked: advance.Tracked, now: Instant) -> bool:
+    """Say whether a beat of an instance is missing that may have work."""
+    known = tracked.facts
+    return (
+        known is not None
+        and not isinstance(tracked.verdict, (Gone, Dead))
+        and known.missing_at is not None
+        and now >= known.missing_at
+        and known.demand is not Demand.NONE
+        and not known.excused
+    )
+
+
 def may_grow(incident: Incident, state: advance.State, now: Instant) -> bool:
     """Say whether an instance misses a beat that is not a member yet.
 
@@ -588,3 +610,15 @@ def check_output(folder: Path) -> None:
             f"cannot write bundles to {folder}: {error.strerror}; "
             f"{remedy}, or give another folder with --output"
         ) from error
+
+
+def check_keys(file: Path | None) -> str:
+    """Make sure that the API keys can be read, where there is a file; say who else can read them.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if file is None:
+        return ""
+    KeyFile(file).read()
+    return KeyFile(file).exposed

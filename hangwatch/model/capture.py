@@ -364,6 +364,8 @@ class CaptureRequest:
         options: Settings of collectors: name to option to value.
         deadline: Seconds after which whatever arrived is bundled.
         state: State directory, where the pseudonym key lies; ``""`` for one of this capture.
+        api_key_file: File with API keys of the servers, or ``""``; the keys themselves are read
+            where they are sent, and where the bundle is redacted.
     """
 
     id: str
@@ -384,6 +386,7 @@ class CaptureRequest:
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     deadline: float = 60.0
     state: str = ""
+    api_key_file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

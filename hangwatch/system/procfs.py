@@ -2,9 +2,9 @@
 
 Three classes of files, by what they can cost the reader:
 
-- ``stat``, ``status``, ``comm``, ``wchan``, ``schedstat``, ``syscall``, ``net/tcp`` and the links
-  in ``fd`` never wait for the target: ``read_row``, ``read_threads`` and ``listeners`` use no
-  others, so any process of ours may call them;
+- ``stat``, ``status``, ``comm``, ``wchan``, ``schedstat``, ``syscall``, ``io``, ``net/tcp`` and
+  the links in ``fd`` never wait for the target: ``read_row``, ``read_threads``, ``thread_counts``,
+  ``read_bytes``, ``listeners`` and ``Unsent`` use no others, so any process of ours may call them;
 - ``cmdline``, ``environ`` and ``maps`` take the lock of the target's memory map and can block for
   as long as the target does: ``look_closer`` and ``read_environment`` belong into an expendable
   process;
@@ -25,7 +25,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -40,6 +40,9 @@ TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 MAX_TITLE: Final = 4096
 
+MAX_THREADS: Final = 512
+"""Threads of one process that are counted; engines have about fifty."""
+
 MAX_LINKS: Final = 4096
 """Descriptors of one process that are looked at; engines have a few hundred."""
 
@@ -50,6 +53,7 @@ PERMISSION_HINT: Final = (
 """What to do where a process may not be read."""
 
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, include/linux/sched.h
+_SWITCHES: Final = b"\nvoluntary_ctxt_switches:\t"
 _TCP_ESTABLISHED: Final = "01"
 _TCP_LISTEN: Final = "0A"
 _GPU: Final = re.compile(r"/dev/nvidia(\d+)$")
@@ -246,6 +250,37 @@ def read_threads(pid: int) -> Iterator[ThreadRow]:
             yield read_thread(pid, tid)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadCount:
+    """What one thread has done since it began: CPU time and voluntary context switches."""
+
+    cpu_seconds: float
+    vol_ctxt: int
+
+
+def thread_counts(pid: int, limit: int = MAX_THREADS) -> dict[int, ThreadCount]:
+    """Return the counts of the first *limit* threads of a process; ``{}`` if it is gone."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for tid in thread_ids(pid)[:limit]:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                _, _, text = _read(pid, "task", tid, "status").rpartition(_SWITCHES)
+                found[tid] = ThreadCount(
+                    cpu_seconds=_stat(pid, "task", tid).cpu_seconds,
+                    vol_ctxt=int(text.split(b"\n", 1)[0] or 0),
+                )
+    return found
+
+
+def read_bytes(pid: int) -> int | None:
+    """Return the bytes that a process had fetched from storage so far, or ``None`` if not told."""
+    with contextlib.suppress(OSError):
+        for line in _read(pid, "io").splitlines():
+            if line.startswith(b"read_bytes:"):
+                return int(line.split()[1])
+    return None
+
+
 def read_file(pid: int, name: str) -> bytes:
     """Return a file of ``/proc/PID`` as it is: ``limits``, ``cgroup``, ``status``."""
     return _read(pid, name)
@@ -383,6 +418,44 @@ def _tcp(pid: int) -> _Tcp:
     # Both ends stand in one table: then the remote one is a process of this namespace.
     called = {inode: far for (near, far), inode in ends.items() if (far, near) in ends}
     return _Tcp(listening=listening, called=called)
+
+
+class Unsent:
+    """Bytes in connections that the other end does not take, one table a network namespace met."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def of(self, pid: int, ports: Collection[int]) -> int | None:
+        """Return the bytes that wait in connections of a process on these ports of its own.
+
+        ``None`` where its descriptors may not be read.
+        """
+        try:
+            namespace = read_link(pid, "ns/net")
+            if namespace not in self._tables:
+                self._tables[namespace] = dict(_unsent(pid))
+            table = self._tables[namespace]
+            found = links(pid)
+        except OSError:
+            return None
+        waiting = {inode: size for inode, (port, size) in table.items() if port in ports}
+        held = _sockets(found) & waiting.keys()
+        return sum(waiting[inode] for inode in held) if found else None
+
+
+def _unsent(pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield (inode, (local port, bytes)) for each connection with bytes that were not taken."""
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in _read(pid, "net", family).splitlines()[1:]:
+                fields = line.split(None, 10)
+                if len(fields) <= 9 or fields[3] != _TCP_ESTABLISHED.encode():
+                    continue
+                size = int(fields[4].partition(b":")[0], 16)
+                if size:
+                    port = int(fields[1].rpartition(b":")[2], 16)
+                    yield int(fields[9]), (port, size)
 
 
 def _address(end: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -158,3 +159,13 @@ def test_the_number_of_lines_never_changes(lines: list[str]):
 @given(st.binary(max_size=300))
 def test_any_bytes_can_be_redacted(data: bytes):
     assert data.count(b"\n") == Redactor(KEY).text(data, log=True).count(b"\n")
+
+
+def test_a_secret_that_is_known_is_masked_whatever_its_form():
+    redactor = Redactor(secrets=("plain-words-for-a-key", 'q"uo\\te', "abc"))
+    encoded = base64.b64encode(b"x:plain-words-for-a-key").decode()
+    text = f"see plain-words-for-a-key, {encoded}; abc, but not abcd"
+    document = json.dumps({"said": 'q"uo\\te'}).encode()
+
+    assert "see [redacted], [redacted]; [redacted], but not abcd" == redactor.string(text)
+    assert {"said": "[redacted]"} == json.loads(redactor.file("health.json", document))
