@@ -33,7 +33,16 @@ from hangwatch.capture.reading import explain
 from hangwatch.core import contracts, loose
 from hangwatch.core.codec import to_plain
 from hangwatch.core.hindsight import judgement
-from hangwatch.core.layout import BEATS, INCIDENT, ISSUE, MANIFEST, REPORT, SUFFIX, bundle_name
+from hangwatch.core.layout import (
+    BEATS,
+    INCIDENT,
+    ISSUE,
+    MANIFEST,
+    REPORT,
+    SUFFIX,
+    bundle_name,
+    bundle_number,
+)
 from hangwatch.core.redaction import Redactor, WithheldError
 from hangwatch.core.story import headline
 from hangwatch.errors import ConfigError, OutputError
@@ -118,7 +127,7 @@ def write(outcome: CaptureOutcome, request: CaptureRequest, *, clock: Clock) -> 
     dossier = _dossier(contents, draft, result, profile, request)
     diagnosis = explain(dossier)
     started = request.epoch.wall_of(outcome.started_at).astimezone(UTC)
-    name = bundle_name(started, _number(request, outcome))
+    name = bundle_name(started, bundle_number(request.epoch.boot_id, request.id))
     diagnosis = replace(diagnosis, dossier=replace(dossier, origin=name))
     report = registry.renderers()["markdown"].render(diagnosis)
     made = {
@@ -284,11 +293,6 @@ def _dossier(
 
 
 # ---------------------------------------------------------------------- what we write ourselves
-
-
-def _number(request: CaptureRequest, outcome: CaptureOutcome) -> str:
-    told = f"{request.epoch.boot_id} {request.id} {outcome.started_at}"
-    return hashlib.sha256(told.encode()).hexdigest()[:6]
 
 
 def _incident(

@@ -242,6 +242,39 @@ class CaptureFailed(_Event):
     hint: str
 
 
+class WithheldMember(_Document):
+    """One instance of an incident."""
+
+    instance: str
+    pid: int | None
+    verdict: Word
+    cause: str
+
+
+class CaptureWithheld(_Event):
+    """What would have been captured, were it not only observed; a line of ``shadow.jsonl``."""
+
+    event: Literal["withheld"]
+    incident: str
+    verdict: Word
+    cause: str
+    confidence: Sure
+    since: AwareDatetime
+    because: list[str]
+    instances: list[WithheldMember]
+    watched: int
+    window: Window | None
+    notice: bool
+    processes: list[int] = Field(description="What is known to belong to them.")
+
+
+class Listening(_Event):
+    """Our own endpoint listens."""
+
+    event: Literal["listening"]
+    url: str
+
+
 class IncidentClosed(_Event):
     """Every instance of an incident recovered or went."""
 
@@ -304,6 +337,8 @@ class WatchEvent(
             | CaptureProgress
             | BundleWritten
             | CaptureFailed
+            | CaptureWithheld
+            | Listening
             | IncidentClosed
             | StallEnded
             | LeaseTaken

@@ -32,6 +32,12 @@ from hangwatch.system.clock import SystemClock
     help="File that announces a pause when it is written, on a volume shared with those who "
     "pause: 20m, or 20m REASON.",
 )
+@click.option(
+    "--observe-only",
+    is_flag=True,
+    default=None,
+    help="Only report incidents: capture nothing, and write down what would have been captured.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
 def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: Any) -> None:
     """Follow logs, endpoints and processes; capture each incident once.

@@ -6,6 +6,7 @@ its own name wherever it lies; the folder ``processes/<role>-<pid>/`` says whose
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -117,12 +118,17 @@ def place(path: str) -> Place:
     return Place(path=path, kind=Kind.OTHER, pid=pid, role=role)
 
 
+def bundle_number(boot_id: str, incident: str) -> str:
+    """Return what tells the bundle of an incident from that of another: six letters or digits."""
+    return hashlib.sha256(f"{boot_id} {incident}".encode()).hexdigest()[:6]
+
+
 def bundle_name(started: datetime, number: str) -> str:
     """Return the file name of a bundle.
 
     Args:
         started: When the capture began, in UTC.
-        number: What tells it from another one of the same second: a few letters or digits.
+        number: See ``bundle_number``.
     """
     return f"hangwatch-{started:%Y%m%dT%H%M%SZ}-{number}{SUFFIX}"
 

@@ -129,14 +129,16 @@ class Lessor:
 
     def _open(self, path: Path) -> socket.socket | None:
         """Listen at *path*; a socket that lies there is of a daemon that is gone."""
+        new = path.with_name(f".{path.name}.new")  # takes its name once somebody listens
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
-            with address(path) as where:
-                path.unlink(missing_ok=True)
+            new.unlink(missing_ok=True)
+            with address(new) as where:
                 door.bind(where)
             door.listen(MAX_VISITORS)
             door.setblocking(False)
+            new.replace(path)
         except OSError as error:
             door.close()
             self._confess("socket", f"cannot listen at {path}: {error.strerror or error}")

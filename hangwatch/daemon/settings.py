@@ -87,6 +87,8 @@ class Settings(BaseModel):
     """Time without work in the whole fleet that is worth a notice, while a job runs."""
     job_running: Annotated[bool, Field(title="true or false")] = _DEFAULT.job_running
     """Whether a job is known to run that should bring work; a driver that is seen is enough."""
+    observe_only: Annotated[bool, Field(title="true or false")] = False
+    """Whether incidents are only reported: nothing is captured."""
     grace: Seconds = 25.0
     """Time after SIGTERM in which a running capture may finish its bundle."""
     log_format: Literal["auto", "console", "json"] = Field(

@@ -7,6 +7,7 @@ offsets.json     how far each log was read
 memory.json      the last judgement, with the boot it belongs to
 pseudonym.key    key of the redaction's pseudonyms; never leaves this directory
 bundles.jsonl    index of the bundles written, oldest first
+shadow.jsonl     captures that were withheld by observe_only, oldest first
 lease.sock       where pauses are announced, while a daemon runs
 ```
 
@@ -116,13 +117,26 @@ class StateDirectory:
         Raises:
             OSError: The disk is full or gone.
         """
+        self._append("bundles.jsonl", record)
+
+    def add_withheld(self, record: Mapping[str, Any]) -> Path:
+        """Append *record* to the captures that were withheld; return where they are.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        return self._append("shadow.jsonl", record)
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> Path:
+        path = self.path / name
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        fd = os.open(self.path / "bundles.jsonl", flags, 0o600)
+        fd = os.open(path, flags, 0o600)
         try:
             os.write(fd, line)
         finally:
             os.close(fd)
+        return path
 
     def bundles(self) -> tuple[dict[str, Any], ...]:
         """Return the index of bundles, oldest first; a torn line is left out."""

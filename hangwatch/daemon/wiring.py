@@ -17,6 +17,9 @@ watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
 - ``capture``: ``incident``, ``part``, ``done``, ``failed``, ``total``, ``elapsed_s``;
 - ``bundle``: ``incident``, ``bundle`` (path), ``verdict``, ``cause``, ``summary``;
 - ``capture_failed``: ``incident``, ``error``, ``hint``;
+- ``withheld`` instead of these three with ``observe_only``: ``incident``, ``verdict``, ``cause``,
+  ``confidence``, ``since``, ``because``, ``instances`` (each ``instance``, ``pid``, ``verdict``,
+  ``cause``), ``watched``, ``window``, ``notice``, ``processes`` (pids known to belong to them);
 - ``lease_taken``, ``lease_returned``, ``lease_ended``: ``lease`` (its id), ``until``, ``reason``,
   ``holder``; a taken one has ``seconds`` and ``capped``, too;
 - ``closed``: ``incident``, ``verdict``; ``stall``: ``instance``, ``since``, ``seconds``;
@@ -32,11 +35,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from hangwatch import registry
-from hangwatch.core import advance
+from hangwatch.core import advance, layout
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.core.judge import Demand
 from hangwatch.daemon.followers import Followers
@@ -48,12 +52,13 @@ from hangwatch.daemon.responder import Responder
 from hangwatch.daemon.roster import Roster
 from hangwatch.daemon.search import Search
 from hangwatch.daemon.settings import Resolved
+from hangwatch.daemon.shadow import Shadow
 from hangwatch.daemon.state import StateDirectory, ensure_key
 from hangwatch.errors import OutputError, TargetNotFoundError
 from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
 from hangwatch.model.discovery import Kin, RaySession
 from hangwatch.model.identity import InstanceKey
-from hangwatch.model.incident import Incident, Transition
+from hangwatch.model.incident import Incident, IncidentState, Transition
 from hangwatch.model.lease import Lease
 from hangwatch.model.observation import (
     Action,
@@ -133,6 +138,7 @@ class Watch:
         self._told: dict[str, dict[str, Any]] = {}
         self._lost: str = ""
         self._save_soon = False
+        self._withheld = 0
 
     @property
     def children(self) -> tuple[int, ...]:
@@ -175,6 +181,12 @@ class Watch:
             self._turn(notifier)
             notifier.stopping()
             self._save()
+            if self._settings.observe_only:
+                log.info(
+                    "hangwatch.observation_ended",
+                    captures_withheld=self._withheld,
+                    record=str(state.path / "shadow.jsonl"),
+                )
         if self._lost:
             raise TargetNotFoundError(self._lost)
 
@@ -187,7 +199,12 @@ class Watch:
             self._profiles,
             epoch,
             self._clock.now(),
-            memory=recall(state, epoch),
+            memory=recall(
+                state,
+                epoch,
+                output=self._settings.output,
+                observe_only=self._settings.observe_only,
+            ),
         )
         common: dict[str, Any] = {
             "clock": self._clock,
@@ -201,7 +218,7 @@ class Watch:
             **common, roster=self._roster, key_file=str(self._settings.api_key_file or "")
         )
         self._search = Search(**common, roster=self._roster, found=self._take_in)
-        self._responder = Responder(clock=self._clock, request=self._request, tell=self._captured)
+        self._responder = self._make_responder()
         self._leases = Leases(
             clock=self._clock,
             policy=self._policy,
@@ -231,6 +248,12 @@ class Watch:
             act=self._act,
             settled=self._settled,
         )
+
+    def _make_responder(self) -> Responder | Shadow:
+        if self._settings.observe_only:
+            gap = self._policy.sample_gap
+            return Shadow(clock=self._clock, stage_a=gap, withhold=self._withhold)
+        return Responder(clock=self._clock, request=self._request, tell=self._captured)
 
     def _begin(self) -> None:
         self._saved_at = self._told_alive_at = self._clock.now()
@@ -307,7 +330,11 @@ class Watch:
             self._state.save("offsets", self._followers.offsets)
             self._state.save(
                 "memory",
-                {"epoch": to_plain(self._clock.epoch()), "memory": to_plain(memory)},
+                {
+                    "epoch": to_plain(self._clock.epoch()),
+                    "observed_only": self._settings.observe_only,
+                    "memory": to_plain(memory),
+                },
             )
         except OSError as error:
             log.error("hangwatch.state_not_saved", error=str(error))
@@ -408,6 +435,43 @@ class Watch:
                 told = {"error": facts.get("error", ""), "hint": facts.get("hint", "")}
                 log.error("hangwatch.capture_failed", incident=incident, **told)
                 self._say("capture_failed", incident=incident, **told)
+
+    def _withhold(self, incident: Incident) -> None:
+        """Write down what would have been captured."""
+        self._withheld += 1
+        request = self._request(incident)
+        stopped = {i.pid for i in request.instances if i.stopped and i.pid is not None}
+        verdict = incident.verdict
+        facts = {
+            **self._facts(incident),
+            "confidence": verdict.confidence.value,
+            "since": self._wall(verdict.since),
+            "because": list(verdict.because),
+            "instances": [
+                {
+                    "instance": member.instance.name,
+                    "pid": self._roster.pid_of(member.instance) or member.instance.pid,
+                    "verdict": member.verdict.word,
+                    "cause": member.verdict.cause,
+                }
+                for member in incident.members
+            ],
+            "notice": incident.notice,
+            "processes": sorted(stopped.union(request.seeds)),
+        }
+        log.warning(
+            "hangwatch.capture_withheld",
+            incident=incident.id,
+            verdict=verdict.word,
+            cause=verdict.cause,
+            instances=[member.instance.name for member in incident.members],
+        )
+        event = self._say("withheld", **facts)
+        self._save_soon = True
+        try:
+            self._state.add_withheld(event)
+        except OSError as error:
+            log.error("hangwatch.state_not_saved", error=str(error))
 
     def _leased(self, what: str, lease: Lease, **facts: Any) -> None:
         facts = {
@@ -523,9 +587,11 @@ class Watch:
             return None
         return [self._wall(window.earliest), self._wall(window.latest)]
 
-    def _say(self, event: str, **facts: Any) -> None:
+    def _say(self, event: str, **facts: Any) -> Mapping[str, Any]:
         at = self._clock.wall().isoformat(timespec="milliseconds")
-        self._tell({"schema": SCHEMA, "event": event, "at": at, **facts})
+        said = {"schema": SCHEMA, "event": event, "at": at, **facts}
+        self._tell(said)
+        return said
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -579,16 +645,41 @@ def may_grow(incident: Incident, state: advance.State, now: Instant) -> bool:
     )
 
 
-def recall(state: StateDirectory, epoch: Epoch) -> advance.Memory | None:
-    """Return what an earlier daemon of this boot remembered, or ``None``."""
+def recall(
+    state: StateDirectory, epoch: Epoch, *, output: Path, observe_only: bool
+) -> advance.Memory | None:
+    """Return what an earlier daemon of this boot remembered, or ``None``.
+
+    A bundle may lie there of which it never heard, because it was killed in that moment: that
+    incident is captured. What an observer withheld is not.
+    """
     saved = state.load("memory")
     try:
         then: Epoch = from_plain(Epoch, saved.get("epoch"))
         memory: advance.Memory = from_plain(advance.Memory, saved.get("memory"))
     except CodecError:
         return None
-    # Instants of another boot mean nothing here.
-    return memory if then.boot_id == epoch.boot_id else None
+    if then.boot_id != epoch.boot_id:
+        return None  # instants of another boot mean nothing here
+    withheld = bool(saved.get("observed_only")) and not observe_only
+    incidents = tuple(
+        _recalled(incident, output=output, boot_id=epoch.boot_id, withheld=withheld)
+        for incident in memory.incidents
+    )
+    return replace(memory, incidents=incidents, cooling=() if withheld else memory.cooling)
+
+
+def _recalled(incident: Incident, *, output: Path, boot_id: str, withheld: bool) -> Incident:
+    match incident.state:
+        case IncidentState.CAPTURING:
+            number = layout.bundle_number(boot_id, incident.id)
+            for bundle in output.glob(f"hangwatch-*-{number}*{layout.SUFFIX}"):
+                return replace(incident, state=IncidentState.CAPTURED, bundle=str(bundle))
+        case IncidentState.CAPTURED if withheld and not incident.bundle:
+            return replace(incident, state=IncidentState.OPEN)
+        case _:
+            pass
+    return incident
 
 
 def check_output(folder: Path) -> None:

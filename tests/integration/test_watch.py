@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -226,3 +227,49 @@ def test_ctrl_c_ends_it_well(tmp_path):
         daemon.wait("watching")
 
         assert 0 == daemon.end(signal.SIGINT)
+
+
+def test_what_would_have_been_captured_is_written_down_and_captured_by_who_may(tmp_path, fleet):
+    with watch(tmp_path, fleet.logs, "--observe-only") as daemon:
+        beating(daemon, fleet)
+        fleet.start_fault()
+        withheld = daemon.wait("withheld")
+        conductors = daemon.children("hangwatch.capture")
+        code = daemon.end()
+        said = daemon.errors
+    observed = bundles(tmp_path)
+    (record,) = (tmp_path / "state" / "shadow.jsonl").read_text().splitlines()
+    with watch(tmp_path, fleet.logs) as daemon:
+        bundle = daemon.wait("bundle")
+        daemon.end()
+
+    pids = {server["pid"] for server in fleet.servers}
+    assert (0, [], {}) == (code, observed, conductors)
+    assert withheld == json.loads(record)
+    assert pids == {member["pid"] for member in withheld["instances"]}
+    assert pids <= set(withheld["processes"])
+    assert withheld["verdict"] in ALARMED
+    assert withheld["because"]
+    assert b'"captures_withheld": 1' in said
+    assert withheld["incident"] == bundle["incident"]
+    assert all(runs(pid) for pid in pids)
+
+
+def test_an_observer_that_is_started_again_does_not_withhold_twice(tmp_path, fleet):
+    with watch(tmp_path, fleet.logs, "--observe-only") as daemon:
+        beating(daemon, fleet)
+        fleet.start_fault()
+        daemon.wait("withheld")
+        daemon.end()
+    with watch(tmp_path, fleet.logs, "--observe-only") as daemon:
+        for server in fleet.servers:
+            wait_for(
+                lambda pid=server["pid"]: [
+                    t for t in daemon.of("transition") if t["pid"] == pid and t["after"] in ALARMED
+                ],
+                "an alarm",
+            )
+        daemon.end()
+
+    assert 1 == len((tmp_path / "state" / "shadow.jsonl").read_text().splitlines())
+    assert b'"captures_withheld": 0' in daemon.errors
