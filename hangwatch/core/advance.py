@@ -28,9 +28,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hangwatch.core import calibration, grouping, judge, starvation, vitals
+from hangwatch.core import calibration, grouping, judge, starvation, vitals, witnesses
 from hangwatch.core.calibration import Calibration
-from hangwatch.core.judge import Demand
+from hangwatch.core.facts import Demand, Facts
 from hangwatch.core.starvation import Idleness
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
 from hangwatch.model.identity import InstanceKey
@@ -85,7 +85,7 @@ FORGET_AFTER: Final = 86_400.0
 """Seconds after which an instance that is gone is forgotten."""
 
 _FOR_ONE: Final = frozenset({Signal.COMPLETED, Signal.ENGINE_DEAD, Signal.BEAT_LOST})
-_COMMON: Final = frozenset({judge.ONE_SILENT, judge.LOOP_BLOCKED})
+_COMMON: Final = frozenset({witnesses.ONE_SILENT, witnesses.LOOP_BLOCKED})
 """Causes that say only how it looks from outside; that others share it says more."""
 _INTRODUCING: Final = frozenset({Signal.STARTING, Signal.READY, Signal.SLEEP, Signal.COMPLETED})
 
@@ -125,7 +125,7 @@ class Tracked:
     carried: Mapping[str, Instant | None] = field(default_factory=dict)
     verdict: Verdict | None = None
     due: Instant | None = None
-    facts: judge.Facts | None = None
+    facts: Facts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -867,7 +867,10 @@ class _Turn:
             return self._starved(verdict)
         if not grouping.is_alarm(verdict) or verdict.cause not in _COMMON:
             return verdict
-        if verdict.cause == judge.LOOP_BLOCKED and self._instances[key].vitals.stacks is not None:
+        if (
+            verdict.cause == witnesses.LOOP_BLOCKED
+            and self._instances[key].vitals.stacks is not None
+        ):
             return verdict  # the stacks say where each of them stands
         company = self._company(key, result.facts)
         if not company:
@@ -882,7 +885,7 @@ class _Turn:
             ),
         )
 
-    def _company(self, key: InstanceKey, known: judge.Facts) -> list[InstanceKey]:
+    def _company(self, key: InstanceKey, known: Facts) -> list[InstanceKey]:
         """Return the others whose progress stopped with this one's, although they have work."""
         reach = self._state.policy.together * known.interval
         return [

@@ -46,13 +46,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
-from statistics import median
 from typing import Final
 
-from hangwatch.core import calibration
-from hangwatch.core.vitals import computes, spins
-from hangwatch.model.heartbeat import Heartbeat
+from hangwatch.core.facts import GRACE, Demand, Facts, facts, latest
+from hangwatch.core.witnesses import (
+    QUICK,
+    QUIET_CPU,
+    busy_loop,
+    cause_of,
+    is_lost,
+    no_progress,
+    not_asked,
+    path_lives,
+    stacks_of,
+    still_of,
+    unanswered,
+    unseen,
+    work,
+)
 from hangwatch.model.identity import Role
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import HealthMeaning, Signal
@@ -74,175 +85,22 @@ from hangwatch.model.verdict import (
     SuspectedHang,
     Verdict,
 )
-from hangwatch.model.vitals import Health, Motion, Outcome, ProcessVital, StackVital, Vitals
-
-ONE_SILENT: Final = "one-instance-silent"
-"""Cause of a stall that nothing but its silence describes; the fleet may say more."""
-
-LOOP_BLOCKED: Final = "event-loop-blocked"
-"""Cause of a stall in which a loop does not turn."""
-
-GRACE: Final = 1.5
-"""Intervals after which a beat is missing: it comes every interval plus an RPC plus loop lag."""
+from hangwatch.model.vitals import Motion, Outcome, ProcessVital, Vitals
 
 RESIDUAL: Final = 0.5
 """Share of the median below which the last beat counted an interval that was cut short."""
 
-MAX_STRETCH: Final = 1800.0
-"""Seconds by which buffered output may stretch the limits."""
-
 SETTLED_D: Final = 10.0
 """Seconds of unbroken D state that are no ordinary read any more."""
 
-QUIET_CPU: Final = 20.0
-"""Percent of a core: less is too little for a prefill, whichever process does it."""
-
-BUSY_CPU: Final = 80.0
-"""Percent of a core: the loop's thread computes."""
-
-WARM: Final = 3
-"""Beats with tokens after which an engine has compiled what it needs, as a rule."""
-
-SETTLED_WAIT: Final = 8.0
-"""Seconds over which looks must agree that a GPU rests, or a thread waits for one thing."""
-
-COMPUTES: Final = 3.0
-"""Times the patience with an engine whose GPU is seen to compute."""
-
-LONGER: Final = 1.5
-"""Times the longest prefill by context and pace: the pace that beats show is an average."""
-
-_PIPE_FULL: Final = re.compile(r"pipe_(?:write|wait_writable|wait)\b|pipe_w\b")
-"""Wait channels of a thread that writes into a pipe which nobody empties."""
-
-_LOOP_WAITS: Final = re.compile(r"(?:do_|sys_|ep_)?e?poll|ep_poll|do_epoll_wait|do_select")
-"""Wait channels of an event loop that waits for its next event."""
+PLANNED: Final = 900.0
+"""Seconds that an update of the weights or a compilation may block a loop."""
 
 _HOSTS: Final = (Role.RAY_SYSTEM, Role.DRIVER)
 """Under Ray nothing outlives these."""
 
 _DRIVER: Final = re.compile(r"_?(?:nv|nvidia|uvm|rm_|os_acquire|os_pci)")
 """Wait channels of the GPU driver's kernel module: what waits there waits for no storage."""
-
-POLLING: Final = 500.0
-"""Voluntary context switches a second of a loop that polls the GPU; about 900 measured, an idle
-loop makes at most about 110."""
-
-
-class Demand(StrEnum):
-    """Whether there is work."""
-
-    NONE = "none"
-    SOME = "some"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What follows from the vitals whatever the time is.
-
-    Attributes:
-        interval: Seconds between beats.
-        progress_at: Last moment with progress, or ``None``.
-        clock: Silence counts from here.
-        missing_at: When the next beat is missing, or ``None`` before the first progress.
-        quick_at: When silence suffices with a witness that excludes a long prefill.
-        limit_at: When silence suffices without one.
-        patience: How long a silence is, in seconds, at ``limit_at``.
-        demand: Whether there is work.
-        firm: Whether work is known to be in flight by something newer than the last beat, or by a
-            beat that would not have been the last one of an engine that went idle.
-        warm: Whether it has worked long enough to be judged by the shorter limit.
-        log_speaks: Whether silence of the log means anything.
-        lost: Whether the engine is known to work, or to have worked, without beats.
-        unhealthy: An answer of the health endpoint that accuses the engine, newer than the last
-            beat.
-        excused: Whether the engine's own monitor excludes a hang.
-        flat: Whether the token counters stood still for the longer limit.
-    """
-
-    interval: float
-    progress_at: Instant | None
-    clock: Instant
-    missing_at: Instant | None
-    quick_at: Instant
-    limit_at: Instant
-    patience: float
-    demand: Demand
-    firm: bool
-    warm: bool
-    log_speaks: bool
-    lost: bool
-    unhealthy: Health | None
-    excused: bool
-    flat: bool
-
-
-def facts(vitals: Vitals, policy: Policy) -> Facts:
-    """Return what follows from *vitals* whatever the time is."""
-    interval = policy.heartbeat_interval or _interval(vitals)
-    last, counters = vitals.last, vitals.counters
-    beaten_at = _latest(
-        vitals.last_progress.at if vitals.last_progress else None,
-        *(source.last_line_at for source in vitals.sources if source.merged),
-    )
-    counted_at = counters.tokens_moved_at if counters else None
-    moved_at = _latest(beaten_at, counted_at)
-    unhealthy = _accusation(vitals.health, moved_at)
-    # Streamed answers are logged when they begin, so an accusing monitor outranks them.
-    progress_at = moved_at if unhealthy else _latest(moved_at, vitals.completed_at)
-    voided_at = _latest(
-        vitals.aborted_at,
-        vitals.slept.at if vitals.slept else None,
-        vitals.started.at if vitals.started and vitals.last else None,
-    )
-    worked_at = _latest(vitals.completed_at, counted_at)
-    lost = last is not None and (
-        vitals.beat_lost is not None
-        or (worked_at is not None and worked_at >= last.at + policy.missed_beats * interval)
-    )
-    clock = Instant(
-        max(
-            moment
-            for moment in (
-                vitals.listening_since,
-                progress_at,
-                vitals.updated_at,
-                vitals.started.at if vitals.started else None,
-                vitals.slept.at if vitals.slept else None,
-                vitals.lease.until if vitals.lease else None,
-                counters.busy_since if counters and not _beaten_with_work(last) else None,
-            )
-            if moment is not None
-        )
-    )
-    stretch = min(vitals.buffered, MAX_STRETCH) if vitals.buffered > 2 * interval else 0.0
-    patience = _patience(vitals, policy, interval)
-    if _gpu_computes(vitals, progress_at):
-        patience *= COMPUTES
-    quick = min(policy.missed_beats * interval, patience)
-    demand = _demand(vitals, interval, unhealthy=unhealthy, voided_at=voided_at, lost=lost)
-    known_alive = any(process.state not in ("", "Z", "X") for process in vitals.processes)
-    return Facts(
-        interval=interval,
-        progress_at=progress_at,
-        clock=clock,
-        missing_at=None if progress_at is None else Instant(progress_at + GRACE * interval),
-        quick_at=Instant(clock + quick + stretch),
-        limit_at=Instant(clock + patience + stretch),
-        patience=patience,
-        demand=demand,
-        firm=demand is Demand.SOME
-        and _is_firm(vitals, interval, unhealthy=unhealthy, voided_at=voided_at),
-        warm=vitals.warm >= WARM,
-        log_speaks=not lost
-        and voided_at is None
-        and (vitals.armed_at is not None or (last is not None and known_alive)),
-        lost=lost,
-        unhealthy=unhealthy,
-        excused=_excuse(vitals, progress_at),
-        flat=_flat(vitals, patience),
-    )
 
 
 def judge(vitals: Vitals, policy: Policy, now: Instant) -> Verdict:
@@ -298,7 +156,7 @@ def _due(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Instant 
     moments = [known.missing_at, known.quick_at, known.limit_at, _died_due(vitals, known)]
     if vitals.lease is not None:
         moments.append(vitals.lease.until)
-    if vitals.slept is not None or vitals.health is not None:
+    if vitals.slept or vitals.health or vitals.stacks:
         moments.append(_pause_ends(vitals, policy, known))
     if vitals.last is None:
         moments.append(_start_limit(vitals, known))
@@ -346,162 +204,6 @@ def _window_past_the_beats(vitals: Vitals, known: Facts, progress_at: Instant) -
         due_at = Instant(last.at + known.interval)
         return StopWindow(earliest=earliest, latest=max(due_at, progress_at))
     return StopWindow(earliest=earliest, latest=Instant(progress_at + known.interval))
-
-
-# --- what the vitals amount to -------------------------------------------------------------------
-
-
-def _beaten_with_work(last: Heartbeat | None) -> bool:
-    return last is not None and bool(last.in_flight)
-
-
-def _interval(vitals: Vitals) -> float:
-    """Return the seconds between beats; those of a step-driven engine are as long as its steps."""
-    if not vitals.step_driven or len(vitals.recent_gaps) < WARM:
-        return vitals.interval
-    return max(vitals.interval, 2 * median(vitals.recent_gaps))
-
-
-def _gpu_computes(vitals: Vitals, progress_at: Instant | None) -> bool:
-    """Say whether a GPU of it was seen to compute since the last progress: a long prefill, say."""
-    return any(
-        computes(gpu) and (progress_at is None or gpu.at > progress_at) for gpu in vitals.gpus
-    )
-
-
-def _patience(vitals: Vitals, policy: Policy, interval: float) -> float:
-    """Return how long a silence must be to be suspicious by itself."""
-    if not policy.calibrate:
-        return policy.stall_after
-    known = policy.stall_after if vitals.patience is None else vitals.patience
-    contexts = [p.context for p in vitals.processes if p.context is not None]
-    if contexts and vitals.peak_in_tps > 0:
-        prefill = LONGER * max(contexts) / vitals.peak_in_tps + interval
-        known = max(known, min(prefill, calibration.CEILING * policy.stall_after))
-    return known
-
-
-def _is_firm(
-    vitals: Vitals, interval: float, *, unhealthy: Health | None, voided_at: Instant | None
-) -> bool:
-    last, counters = vitals.last, vitals.counters
-    if unhealthy is not None and unhealthy.meaning is not HealthMeaning.UNHEALTHY:
-        return True
-    if last is None:
-        return counters is not None
-    if counters is not None and counters.in_flight:
-        # The task that prints beats also sets the gauges: not before its next turn are they newer.
-        return counters.at >= last.at + GRACE * interval
-    return vitals.says_idle and voided_at is None and bool(last.in_flight)
-
-
-def _latest(*moments: Instant | None) -> Instant | None:
-    known = [moment for moment in moments if moment is not None]
-    return max(known) if known else None
-
-
-_ACCUSING: Final = frozenset(
-    {
-        HealthMeaning.LOOP_BLOCKED,
-        HealthMeaning.NO_PROGRESS,
-        HealthMeaning.LOST_REQUEST,
-        HealthMeaning.UNHEALTHY,
-    }
-)
-
-
-def _accusation(health: Health | None, moved_at: Instant | None) -> Health | None:
-    if health is None or health.meaning not in _ACCUSING:
-        return None
-    return health if moved_at is None or health.at > moved_at else None
-
-
-def _demand(
-    vitals: Vitals,
-    interval: float,
-    *,
-    unhealthy: Health | None,
-    voided_at: Instant | None,
-    lost: bool,
-) -> Demand:
-    """Return whether there is work.
-
-    Args:
-        vitals: All that is known.
-        interval: Seconds between beats, and between two looks of the engine at its gauges.
-        unhealthy: What the engine's monitor accuses it of.
-        voided_at: When something after the last beat ended the work that it counted.
-        lost: Whether beats, and with them gauges, are known to have ceased by themselves.
-    """
-    if unhealthy is not None and unhealthy.meaning in (
-        HealthMeaning.NO_PROGRESS,
-        HealthMeaning.LOST_REQUEST,
-    ):
-        return Demand.SOME
-    counters, last = vitals.counters, vitals.last
-    set_after = _latest(
-        last.at if last else None,
-        None if voided_at is None else Instant(voided_at + interval),
-    )
-    if counters is not None and (set_after is None or counters.at > set_after):
-        gauge = counters.in_flight
-        if gauge == 0:
-            return Demand.NONE
-        if gauge is not None:
-            # The task that prints beats also sets the gauges: without it they show old work.
-            return Demand.UNKNOWN if lost else Demand.SOME
-    if voided_at is not None:
-        return Demand.NONE
-    in_flight = _last_in_flight(vitals)
-    if in_flight is None:
-        return Demand.UNKNOWN
-    # A step-driven engine prints nothing when its last request is done: the answers tell.
-    answered = vitals.drained if vitals.step_driven else 0
-    return Demand.SOME if in_flight > answered else Demand.NONE
-
-
-def _last_in_flight(vitals: Vitals) -> int | None:
-    """Return how many requests the last beat counted.
-
-    Where de-duplication leaves one line of many, an engine's own last line may be minutes older
-    than its last beat: the last line of the stream says more.
-    """
-    followed = [source for source in vitals.sources if source.retired_at is None]
-    if followed and all(source.merged for source in followed):
-        newest = max(followed, key=lambda source: source.last_line_at or 0.0)
-        if newest.in_flight is not None:
-            return newest.in_flight
-    return vitals.last.in_flight if vitals.last is not None else None
-
-
-def _excuse(vitals: Vitals, progress_at: Instant | None) -> bool:
-    """Say whether the engine's own monitor looked long after the last progress and was content.
-
-    An answer without words is as old as HTTP itself and proves only that HTTP lives.
-    """
-    health, proof = vitals.health, vitals.healthy_is_proof_after
-    return (
-        health is not None
-        and proof is not None
-        and health.meaning is HealthMeaning.HEALTHY
-        and bool(health.message)
-        and (progress_at is None or health.at - progress_at >= proof)
-    )
-
-
-def _flat(vitals: Vitals, patience: float) -> bool:
-    counters = vitals.counters
-    if counters is None or counters.tokens is None:
-        return False
-    if counters.busy_since is None:
-        return False
-    since = max(counters.since, counters.busy_since, counters.tokens_moved_at or counters.since)
-    if vitals.last_progress is not None:
-        since = max(since, vitals.last_progress.at)
-    return counters.at - since >= patience
-
-
-# --- the rules, in the order of the theory of operation ------------------------------------------
 
 
 def _gone(vitals: Vitals) -> Verdict | None:
@@ -673,8 +375,8 @@ def _paused(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdi
             cause="pause-outlived",
             confidence=Confidence.LOW,
             because=(
-                f"it has slept for more than {ends_at - began_at:g} s, longer than pauses take",
-                "what should wake it may hang",
+                f"its pause has lasted {ends_at - began_at:g} s, longer than such pauses take",
+                "what should end it may hang",
             ),
         )
     if vitals.asleep and vitals.slept is not None:
@@ -686,6 +388,13 @@ def _paused(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdi
                 f"it was put to sleep, and not woken since: {', '.join(vitals.asleep)}",
                 f"last word: “{vitals.slept.text[:120]}”",
             ),
+        )
+    if (stacks := stacks_of(vitals, known)) is not None and stacks.planned:
+        return Paused(
+            since=known.progress_at or known.clock,
+            cause="not-a-hang:paused",
+            confidence=Confidence.MEDIUM,
+            because=(f"its loop is blocked as planned, by {stacks.planned}",),
         )
     if health is not None and _says_asleep(vitals, known):
         return Paused(
@@ -709,22 +418,27 @@ def _says_asleep(vitals: Vitals, known: Facts) -> bool:
 def _pause_began(vitals: Vitals, known: Facts) -> Instant | None:
     if vitals.asleep and vitals.slept is not None:
         return vitals.slept.at
+    if (stacks := stacks_of(vitals, known)) is not None and stacks.planned:
+        return known.progress_at or known.clock
     if vitals.health is not None and _says_asleep(vitals, known):
         return vitals.health.since or vitals.health.at
     return None
 
 
 def _pause_ends(vitals: Vitals, policy: Policy, known: Facts) -> Instant | None:
-    """Return when a sleep has lasted longer than pauses take; ``None`` while awake."""
+    """Return when a pause has lasted longer than pauses take; ``None`` while there is none."""
     began_at = _pause_began(vitals, known)
     if began_at is None:
         return None
+    stacks = stacks_of(vitals, known)
+    if not vitals.asleep and stacks is not None and stacks.planned:
+        return Instant(began_at + PLANNED)
     return Instant(began_at + max(policy.pause_limit, 2 * vitals.longest_pause))
 
 
 def _stalled_client(vitals: Vitals, known: Facts) -> Verdict | None:
     """A request that the engine has finished and whose client does not read looks lost."""
-    if not _is_lost(vitals, known):
+    if not is_lost(vitals, known):
         return None
     unsent = sum(process.unsent_bytes or 0 for process in vitals.processes)
     if not unsent:
@@ -740,94 +454,15 @@ def _stalled_client(vitals: Vitals, known: Facts) -> Verdict | None:
     )
 
 
-def _is_lost(vitals: Vitals, known: Facts) -> bool:
-    """Say whether requests were handed out that the engine does not know (any more)."""
-    if known.unhealthy is not None:
-        return known.unhealthy.meaning is HealthMeaning.LOST_REQUEST
-    counters = vitals.counters
-    return (
-        counters is not None
-        and known.firm
-        and counters.running == 0
-        and not counters.waiting
-        and bool(counters.routed)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Still:
-    """What stands still in an engine that has work, in words.
-
-    ``""`` where it does not, or is not known to.
-
-    Attributes:
-        stacks: Two samples of stacks, in a call.
-        tasks: Two readings of tasks, and nothing computes.
-        gpus: No GPU computes.
-        gpus_settled: Whether looks at the GPUs agreed on that for long enough.
-        switches: No process computes or polls a GPU.
-        pipe: A full pipe holds its server.
-    """
-
-    stacks: str = ""
-    tasks: str = ""
-    gpus: str = ""
-    gpus_settled: bool = False
-    switches: str = ""
-    pipe: str = ""
-
-    @property
-    def excludes_prefill(self) -> bool:
-        """Whether nothing can be computed."""
-        gpus = bool(self.gpus) and self.gpus_settled
-        return gpus or bool(self.stacks or self.tasks or self.switches or self.pipe)
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What is known, strongest first."""
-        every = (self.pipe, self.stacks, self.tasks, self.gpus, self.switches)
-        return tuple(word for word in every if word)
-
-
-def _still(vitals: Vitals, known: Facts) -> _Still:
-    stacks = _stacks(vitals, known)
-    frozen = stacks is not None and stacks.motion is Motion.FROZEN
-    suspended = _suspended(vitals, known, stacks)
-    words = settled = ""
-    if stacks is not None and frozen:
-        words = f"two samples of its stacks did not move: {stacks.frame or stacks.thread}"
-    if suspended:
-        settled = f"two readings of its tasks did not move, and nothing computes: {suspended}"
-    rest_since, newest = vitals.gpus_rest_since, max((gpu.at for gpu in vitals.gpus), default=None)
-    return _Still(
-        stacks=words,
-        tasks=settled,
-        gpus=_gpus_rest(vitals, known),
-        gpus_settled=rest_since is not None
-        and newest is not None
-        and newest - rest_since >= SETTLED_WAIT,
-        switches=_nothing_polls(vitals, known),
-        pipe=_pipe_full(vitals, known),
-    )
-
-
-def _stacks(vitals: Vitals, known: Facts) -> StackVital | None:
-    """Return what the stacks say, unless they are older than the last progress."""
-    stacks = vitals.stacks
-    if stacks is None or (known.progress_at is not None and stacks.at <= known.progress_at):
-        return None
-    return stacks
-
-
 def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdict | None:
     if disk := _d_state(vitals, policy, known, now):
         return disk
-    still = _still(vitals, known)
+    still = still_of(vitals, known)
     if known.excused or not (_has_work(vitals, known) or still.pipe):
         return None
-    busy = _busy(vitals, known)
+    busy = busy_loop(vitals, known)
     excluded = still.excludes_prefill or (
-        known.unhealthy is not None and known.unhealthy.meaning in _QUICK and not busy
+        known.unhealthy is not None and known.unhealthy.meaning in QUICK and not busy
     )
     # A loop that is blocked may compile, capture a graph or load weights; a process shows that.
     patient = bool(busy) or not known.warm
@@ -838,9 +473,9 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
     flat = known.flat and known.demand is Demand.SOME
     held = bool(still.pipe) and now >= known.quick_at
     # Nobody could look: silence is no evidence then, but other witnesses are.
-    if not (silent and not _unseen(vitals, policy, now)) and not (accused or flat or held):
+    if not (silent and not unseen(vitals, policy, now)) and not (accused or flat or held):
         return None
-    because = (*_work(vitals, known), *_no_progress(vitals, policy, known, excluded=excluded))
+    because = (*work(vitals, known), *no_progress(vitals, policy, known, excluded=excluded))
     since = known.progress_at or known.clock
     if busy:
         return Blocked(
@@ -849,23 +484,23 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
             confidence=Confidence.HIGH if vitals.stacks is not None else Confidence.MEDIUM,
             because=(*because, busy),
         )
-    path = [*_path_lives(vitals, known), *still.words]
+    path = [*path_lives(vitals, known), *still.words]
     if flat:
         path.append("its metrics endpoint answers, so the path of the log does not matter")
-    cause = _cause(vitals, known, still)
+    cause = cause_of(vitals, known, still)
     if not path:
         return SuspectedHang(
             since=since,
             cause=cause,
             confidence=Confidence.LOW,
-            because=(*because, *_not_asked(vitals)),
+            because=(*because, *not_asked(vitals)),
         )
     sure = still.stacks or still.pipe or known.unhealthy
     return Hung(
         since=since,
         cause=cause,
         confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
-        because=(*because, *path, *_not_asked(vitals)),
+        because=(*because, *path, *not_asked(vitals)),
     )
 
 
@@ -882,14 +517,14 @@ def _has_work(vitals: Vitals, known: Facts) -> bool:
         health is not None
         and health.meaning is HealthMeaning.LOOP_BLOCKED
         and health.at - (health.since or health.at) >= known.patience
-        and not _busy(vitals, known)
+        and not busy_loop(vitals, known)
     )
 
 
 def _mute(vitals: Vitals, known: Facts) -> Verdict | None:
     """A server that takes connections and answers none for long hangs, whatever work it printed."""
     health, started = vitals.health, vitals.started
-    if health is None or not _unanswered(vitals, known) or health.since is None:
+    if health is None or not unanswered(vitals, known) or health.since is None:
         return None
     if vitals.last is None and (started is None or started.signal is not Signal.READY):
         return None
@@ -897,7 +532,7 @@ def _mute(vitals: Vitals, known: Facts) -> Verdict | None:
         return None
     told = "its port accepts connections, and HTTP has not answered on them for"
     because: tuple[str, ...] = (f"{told} {known.patience:g} s",)
-    if busy := _busy(vitals, known):
+    if busy := busy_loop(vitals, known):
         return Blocked(
             since=health.since,
             cause="event-loop-blocked-by-cpu",
@@ -906,19 +541,9 @@ def _mute(vitals: Vitals, known: Facts) -> Verdict | None:
         )
     return Hung(
         since=known.progress_at or health.since,
-        cause=_cause(vitals, known, _still(vitals, known)),
+        cause=cause_of(vitals, known, still_of(vitals, known)),
         confidence=Confidence.MEDIUM,
-        because=(*because, *_not_asked(vitals)),
-    )
-
-
-def _unanswered(vitals: Vitals, known: Facts) -> bool:
-    """Say whether HTTP did not answer the last time, although TCP did."""
-    health = vitals.health
-    return (
-        health is not None
-        and health.outcome is Outcome.TIMED_OUT
-        and (known.progress_at is None or health.at > known.progress_at)
+        because=(*because, *not_asked(vitals)),
     )
 
 
@@ -972,7 +597,7 @@ def _stuck_start(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
 
 def _start_limit(vitals: Vitals, known: Facts) -> Instant:
     """Return from when on a start that does not move is stuck."""
-    grown_at = _latest(*(source.grew_at for source in vitals.sources))
+    grown_at = latest(*(source.grew_at for source in vitals.sources))
     quiet_at = known.clock if grown_at is None else grown_at + GRACE * known.interval
     return Instant(max(known.clock + known.patience, quiet_at))
 
@@ -987,7 +612,7 @@ def _never_beats(since: Instant) -> Verdict:
 
 
 def _blind(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdict | None:
-    if not _unseen(vitals, policy, now) or known.excused:
+    if not unseen(vitals, policy, now) or known.excused:
         return None
     reasons = {source.unreadable_reason for source in vitals.sources if source.unreadable_reason}
     since = [s.unreadable_since for s in vitals.sources if s.unreadable_since is not None]
@@ -1081,229 +706,6 @@ def _log_is_dead(vitals: Vitals, known: Facts) -> bool:
     )
 
 
-# --- witnesses -----------------------------------------------------------------------------------
-
-_QUICK: Final = frozenset(
-    {HealthMeaning.LOOP_BLOCKED, HealthMeaning.NO_PROGRESS, HealthMeaning.LOST_REQUEST}
-)
-"""Words of a monitor that exclude a long prefill: it ticks for each chunk."""
-
-
-def _unseen(vitals: Vitals, policy: Policy, now: Instant) -> bool:
-    """Say whether nobody can look at any of its logs."""
-    followed = [source for source in vitals.sources if source.retired_at is None]
-    unreadable = [
-        source
-        for source in followed
-        if source.unreadable_since is not None
-        and now >= source.unreadable_since + policy.child_silence
-    ]
-    if followed:
-        return len(unreadable) == len(followed)
-    return vitals.blind_since is not None
-
-
-def _work(vitals: Vitals, known: Facts) -> tuple[str, ...]:
-    last, counters = vitals.last, vitals.counters
-    if known.demand is Demand.UNKNOWN:
-        return ("whether there is work is not known: no number says so",)
-    if last is not None and last.in_flight:
-        numbers = f"running {_number(last.running)}, waiting {_number(last.waiting)}"
-        if last.routed is not None:
-            numbers += f"; {last.routed} in its server"
-        return (f"its last heartbeat had {last.in_flight} requests in flight ({numbers})",)
-    if counters is not None and counters.in_flight:
-        return (f"its gauges show {counters.in_flight} requests in flight",)
-    return ()
-
-
-def _number(value: int | None) -> str:
-    return "unknown" if value is None else str(value)
-
-
-def _no_progress(
-    vitals: Vitals, policy: Policy, known: Facts, *, excluded: bool
-) -> tuple[str, ...]:
-    said = []
-    if known.unhealthy is not None:
-        said.append(f"/health says “{known.unhealthy.message or known.unhealthy.status}”")
-    if known.flat:
-        said.append(f"its token counters stood still for {known.patience:g} s")
-    if known.log_speaks:
-        limit = policy.missed_beats * known.interval if excluded else known.patience
-        if vitals.last is not None and vitals.last.tps == 0:
-            said.append("its heartbeats go on and show 0 tokens/s with requests in flight")
-        else:
-            said.append(
-                f"no heartbeat for {limit:g} s, one was due every {known.interval:g} s"
-                " while there is work"
-            )
-    return tuple(said)
-
-
-def _path_lives(vitals: Vitals, known: Facts) -> list[str]:
-    """Return why the silence cannot be the log's fault."""
-    last = vitals.last
-    found = []
-    if last is not None and vitals.last_progress is not None and last.at > vitals.last_progress.at:
-        found.append("its own later lines arrive, so the path of its log lives")
-    if last is not None:
-        proof_at = last.at + GRACE * known.interval
-        if vitals.siblings_at is not None and vitals.siblings_at >= proof_at:
-            found.append("other engines still print on the same log, so the path of its log lives")
-        else:
-            # A driver prints lines of its own; they prove nothing of the way from its workers.
-            found += [
-                f"{source.name} still grows, so its path lives"
-                for source in vitals.sources
-                if not source.relayed and source.grew_at is not None and source.grew_at >= proof_at
-            ]
-    if known.unhealthy is not None:
-        found.append("the engine's own monitor was reached, so the path of the log does not matter")
-    if _unanswered(vitals, known):
-        found.append("its port accepts connections, and HTTP does not answer on them")
-    return found
-
-
-def _busy(vitals: Vitals, known: Facts) -> str:
-    """Return which loop is blocked by work, in words; ``""`` if none is known to be."""
-    stacks = _stacks(vitals, known)
-    if stacks is not None and stacks.motion is Motion.BUSY:
-        return f"the loop's thread runs: {stacks.frame or stacks.thread}"
-    blocked = known.unhealthy is not None and known.unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
-    unanswered = _unanswered(vitals, known)
-    for process in vitals.processes:
-        # Engines that do not poll their GPU spin while they wait for it.
-        engine = process.role is Role.ENGINE
-        asked = (blocked and vitals.polls_gpu) if engine else unanswered
-        cpu = max(process.cpu_pct or 0.0, process.busiest_cpu_pct or 0.0)
-        if not process.needed or process.role is Role.ENGINE_WORKER or not asked:
-            continue
-        if cpu >= BUSY_CPU and (process.state == "R" or process.busiest_cpu_pct is not None):
-            who = "its loop does not answer" if engine else "HTTP does not answer"
-            return f"{who} while process {process.pid} computes without a pause"
-    return ""
-
-
-def _suspended(vitals: Vitals, known: Facts, stacks: StackVital | None) -> str:
-    """Return the await that never completes, where nothing else explains the silence."""
-    if stacks is None or not stacks.suspended or known.demand is not Demand.SOME:
-        return ""
-    needed = [process for process in vitals.processes if process.needed]
-    quiet = all(
-        process.cpu_pct is not None
-        and process.vol_ctxt_per_s is not None
-        and process.cpu_pct < QUIET_CPU
-        and process.vol_ctxt_per_s < POLLING
-        for process in needed
-    )
-    return stacks.suspended if needed and quiet else ""
-
-
-def _gpus_rest(vitals: Vitals, known: Facts) -> str:
-    """Say that no GPU computes although there is work; ``""`` if that is not known."""
-    gpus = vitals.gpus
-    newest = max((gpu.at for gpu in gpus), default=None)
-    if newest is None or not known.firm or not all(computes(gpu) is False for gpu in gpus):
-        return ""
-    if known.progress_at is not None and newest <= known.progress_at:
-        return ""
-    spinning = [gpu for gpu in gpus if spins(gpu)]
-    if spinning:
-        one = spinning[0]
-        power = "" if one.power_w is None else f", {one.power_w:.0f} W"
-        limit = "" if one.power_limit_w is None else f" of {one.power_limit_w:.0f} W"
-        return (
-            f"GPU {one.index} runs a kernel that computes nothing: {one.utilization_pct:.0f} %"
-            f" utilisation, memory activity {one.memory_activity_pct or 0:.0f} %{power}{limit}"
-        )
-    most = max(gpu.utilization_pct or 0.0 for gpu in gpus)
-    return f"its GPUs do nothing: {most:.0f} % utilisation at most"
-
-
-def _nothing_polls(vitals: Vitals, known: Facts) -> str:
-    """Say that no process computes, or waits for a GPU; ``""`` if that is not known."""
-    needed = [process for process in vitals.processes if process.needed]
-    if not known.firm or not vitals.polls_gpu or not needed:
-        return ""
-    for process in needed:
-        switches, cpu = process.switches_per_s, process.cpu_pct
-        if switches is None or cpu is None or switches >= POLLING or cpu >= QUIET_CPU:
-            return ""
-        if known.progress_at is not None and process.at <= known.progress_at:
-            return ""
-    most = max(process.switches_per_s or 0.0 for process in needed)
-    return (
-        "no process of it computes or polls its GPU: "
-        f"{most:.0f} context switches a second at most, a polling one makes about 900"
-    )
-
-
-def _pipe_full(vitals: Vitals, known: Facts) -> str:
-    """Say that its server is held by a pipe that nobody reads; ``""`` if that is not known.
-
-    An idle server may be seen in the middle of a line that it writes: it counts if it has work, and
-    stood there for some time or has been silent for long.
-    """
-    for process in vitals.processes:
-        since = process.waits_since or process.at
-        if process.role is not Role.API_SERVER or not process.needed:
-            continue
-        if not _PIPE_FULL.match(process.wchan):
-            continue
-        stood = process.at - since >= SETTLED_WAIT
-        silent = process.at >= known.limit_at and known.demand is not Demand.NONE
-        if stood or silent:
-            what = "its standard output is one that" if process.stdout_pipe else "it is one that"
-            return (
-                f"{process.role} {process.pid} waits in {process.wchan} for room in a pipe: {what}"
-                " nobody empties"
-            )
-    return ""
-
-
-def _loop_is_idle(vitals: Vitals) -> bool:
-    """Say whether the server's main thread waits for its next event, as an idle loop does."""
-    servers = [p for p in vitals.processes if p.role is Role.API_SERVER and p.needed]
-    return bool(servers) and all(
-        p.state == "S" and _LOOP_WAITS.match(p.wchan) is not None for p in servers
-    )
-
-
-def _cause(vitals: Vitals, known: Facts, still: _Still) -> str:  # noqa: PLR0911  # one a cause
-    meaning = known.unhealthy.meaning if known.unhealthy else None
-    stacks = _stacks(vitals, known)
-    if still.pipe:
-        return "stdout-pipe-full"
-    if still.gpus and all(spins(gpu) for gpu in vitals.gpus):
-        return "gpu-kernel-stuck"
-    if still.stacks or meaning is HealthMeaning.LOOP_BLOCKED:
-        return LOOP_BLOCKED
-    if _is_lost(vitals, known):
-        return "lost-request"
-    if still.tasks or still.switches:
-        return "await-never-completes"
-    waiting = stacks is not None and stacks.motion is Motion.WAITING
-    if waiting and still.gpus:
-        return "await-never-completes"
-    if meaning is HealthMeaning.NO_PROGRESS and (waiting or vitals.polls_gpu):
-        rates = [
-            rate
-            for p in vitals.processes
-            if (rate := p.vol_ctxt_per_s if p.switches_per_s is None else p.switches_per_s)
-            is not None
-            and (waiting or p.switches_per_s is not None)
-        ]
-        if rates:
-            return "gpu-kernel-stuck" if max(rates) >= POLLING else "await-never-completes"
-    if _unanswered(vitals, known):
-        return "concurrency-limit" if _loop_is_idle(vitals) else LOOP_BLOCKED
-    last = vitals.last
-    if last is not None and last.tps == 0 and not last.running and last.waiting:
-        return "scheduler-stuck"
-    return ONE_SILENT
-
-
 def _d_state(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdict | None:
     if known.demand is Demand.NONE or known.excused:
         return None
@@ -1331,7 +733,7 @@ def _d_state_limits(vitals: Vitals, policy: Policy, known: Facts) -> list[Instan
     quiet_since = known.clock
     if vitals.last is None:
         quiet_since = (
-            _latest(
+            latest(
                 known.clock,
                 *(s.last_line_at for s in vitals.sources),
                 *(s.grew_at for s in vitals.sources),
@@ -1342,18 +744,3 @@ def _d_state_limits(vitals: Vitals, policy: Policy, known: Facts) -> list[Instan
         Instant(quiet_since + known.patience),
         Instant(quiet_since + min(policy.missed_beats * known.interval, known.patience)),
     ]
-
-
-def _not_asked(vitals: Vitals) -> tuple[str, ...]:
-    missing = [
-        name
-        for name, value in (
-            ("/health", vitals.health),
-            ("/metrics", vitals.counters),
-            ("process states", vitals.processes),
-            ("GPUs", vitals.gpus),
-            ("stacks", vitals.stacks),
-        )
-        if not value
-    ]
-    return (f"not available: {', '.join(missing)}",) if missing else ()

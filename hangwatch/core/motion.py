@@ -82,6 +82,22 @@ WANTS_GIL: Final = re.compile(r"^(take_gil|PyEval_RestoreThread|PyEval_AcquireTh
 IMPORT_LOCK: Final = re.compile(r"^(acquire|_lock_unlock_module|__enter__)$")
 IMPORTLIB: Final = re.compile(r"importlib\._bootstrap\b|(^|/)importlib/_bootstrap\.py$")
 
+# Path, then function, then what it is: work that blocks a loop as planned, and ends by itself.
+# The names are those of LMDeploy (pytorch/engine/engine.py, mp_engine/base_worker.py), of vLLM
+# (v1/worker/gpu_worker.py) and of SGLang (srt/managers/scheduler_update_weights_mixin.py).
+PLANNED: Final = (
+    (re.compile(r""), re.compile(r"^(update_(params|weights?\w*)|load_weights)$"), "new weights"),
+    (re.compile(r""), re.compile(r"^(wakeup|wake_up|resume_memory_occupation)$"), "waking up"),
+    (re.compile(r""), re.compile(r"^(warmup\w*|capture_model|capture_graphs?)$"), "warming up"),
+    (
+        re.compile(r"(^|/)torch/cuda/graphs\.py$"),
+        re.compile(r"^(capture_\w+|__exit__)$"),
+        "a graph",
+    ),
+    (re.compile(r"(^|/)triton/(compiler|runtime/(jit|autotuner))"), re.compile(r""), "compiling"),
+    (re.compile(r"(^|/)torch/(_inductor|_dynamo)/"), re.compile(r""), "compiling"),
+)
+
 MAIN_THREAD: Final = "MainThread"
 
 # File, then function: the frame of a loop itself. ``coroutine`` loops may never wait inside.
@@ -345,6 +361,15 @@ def _waits_for_import(thread: ThreadMotion) -> bool:
     )
 
 
+def planned(thread: ThreadMotion) -> str:
+    """Return what its loop's thread does that blocks the loop as planned, in a word or two."""
+    for frame in call_in_loop(thread):
+        for file, function, words in PLANNED:
+            if function.match(frame.name) and file.search(frame.file):
+                return f"{words}: {frame}"
+    return ""
+
+
 def stuck_start(motions: Iterable[ThreadMotion]) -> str:
     """Return the call that the main thread of a process without a loop stood in, in both samples.
 
@@ -392,7 +417,13 @@ def stack_vital(
     for thread in threads(stacks):
         by_pid.setdefault(thread.pid, []).append(thread)
     stuck = next(filter(None, map(stuck_start, by_pid.values())), "")
-    said = StackVital(at=at, motion=Motion.WAITING, stuck=stuck)
+    every = (thread for members in by_pid.values() for thread in members)
+    said = StackVital(
+        at=at,
+        motion=Motion.WAITING,
+        stuck=stuck,
+        planned=next(filter(None, map(planned, every)), ""),
+    )
     order = (Motion.WAITING, Motion.BUSY, Motion.FROZEN)
     for pid, members in by_pid.items():
         what, frame, name = motion(members, profile)

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from hangwatch.core import awaiting, motion
-from hangwatch.core.judge import POLLING, QUIET_CPU
 from hangwatch.core.loose import family, role_of
+from hangwatch.core.witnesses import POLLING, QUIET_CPU
 from hangwatch.model.dossier import (
     Citation,
     Dossier,

@@ -182,6 +182,8 @@ class StackVital:
             waited, and nothing that was awaited could be computed meanwhile; else ``""``.
         stuck: The call that stood unmoved in two samples of the main thread of a process that runs
             no loop; else ``""``. It tells of a start that does not end, and of nothing else.
+        planned: What blocks a loop as planned and ends by itself: new weights, compilation; else
+            ``""``.
     """
 
     at: Instant
@@ -191,6 +193,7 @@ class StackVital:
     thread: str = ""
     suspended: str = ""
     stuck: str = ""
+    planned: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,13 +25,13 @@ def constants(tree: ast.Module) -> dict[str, str]:
 
 
 def causes(tree: ast.Module, named: dict[str, dict[str, str]]) -> Iterator[str]:
-    """Yield every cause that a module gives: by keyword, by name, or from ``_cause``."""
+    """Yield every cause that a module gives: by keyword, by name, or from ``cause_of``."""
     own = constants(tree)
     values: list[ast.expr | None] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "cause":
             values.append(node.value)
-        elif isinstance(node, ast.FunctionDef) and node.name == "_cause":
+        elif isinstance(node, ast.FunctionDef) and node.name == "cause_of":
             values += [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
         elif isinstance(node, ast.Constant) and str(node.value).startswith("not-a-hang:"):
             values.append(node)

@@ -1,0 +1,367 @@
+"""What stands still, what still lives, and what that makes of a stall."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from hangwatch.core.facts import GRACE, Demand, Facts
+from hangwatch.core.vitals import computes, spins
+from hangwatch.model.identity import Role
+from hangwatch.model.policy import Policy
+from hangwatch.model.profile import HealthMeaning
+from hangwatch.model.time import Instant
+from hangwatch.model.vitals import Motion, Outcome, StackVital, Vitals
+
+ONE_SILENT: Final = "one-instance-silent"
+"""Cause of a stall that nothing but its silence describes; the fleet may say more."""
+
+LOOP_BLOCKED: Final = "event-loop-blocked"
+"""Cause of a stall in which a loop does not turn."""
+
+SETTLED_WAIT: Final = 8.0
+"""Seconds over which looks must agree that a GPU rests, or a thread waits for one thing."""
+
+QUIET_CPU: Final = 20.0
+"""Percent of a core: less is too little for a prefill, whichever process does it."""
+
+BUSY_CPU: Final = 80.0
+"""Percent of a core: the loop's thread computes."""
+
+POLLING: Final = 500.0
+"""Voluntary context switches a second of a loop that polls the GPU; about 900 measured, an idle
+loop makes at most about 110."""
+
+_PIPE_FULL: Final = re.compile(r"pipe_(?:write|wait_writable|wait)\b|pipe_w\b")
+"""Wait channels of a thread that writes into a pipe which nobody empties."""
+
+_LOOP_WAITS: Final = re.compile(r"(?:do_|sys_|ep_)?e?poll|ep_poll|do_epoll_wait|do_select")
+"""Wait channels of an event loop that waits for its next event."""
+
+QUICK: Final = frozenset(
+    {HealthMeaning.LOOP_BLOCKED, HealthMeaning.NO_PROGRESS, HealthMeaning.LOST_REQUEST}
+)
+"""Words of a monitor that exclude a long prefill: it ticks for each chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Still:
+    """What stands still in an engine that has work, in words.
+
+    ``""`` where it does not, or is not known to.
+
+    Attributes:
+        stacks: Two samples of stacks, in a call.
+        tasks: Two readings of tasks, and nothing computes.
+        gpus: No GPU computes.
+        gpus_settled: Whether looks at the GPUs agreed on that for long enough.
+        switches: No process computes or polls a GPU.
+        pipe: A full pipe holds its server.
+    """
+
+    stacks: str = ""
+    tasks: str = ""
+    gpus: str = ""
+    gpus_settled: bool = False
+    switches: str = ""
+    pipe: str = ""
+
+    @property
+    def excludes_prefill(self) -> bool:
+        """Whether nothing can be computed."""
+        gpus = bool(self.gpus) and self.gpus_settled
+        return gpus or bool(self.stacks or self.tasks or self.switches or self.pipe)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is known, strongest first."""
+        every = (self.pipe, self.stacks, self.tasks, self.gpus, self.switches)
+        return tuple(word for word in every if word)
+
+
+def still_of(vitals: Vitals, known: Facts) -> Still:
+    """Return what stands still."""
+    stacks = stacks_of(vitals, known)
+    frozen = stacks is not None and stacks.motion is Motion.FROZEN
+    suspended = _suspended(vitals, known, stacks)
+    words = settled = ""
+    if stacks is not None and frozen:
+        words = f"two samples of its stacks did not move: {stacks.frame or stacks.thread}"
+    if suspended:
+        settled = f"two readings of its tasks did not move, and nothing computes: {suspended}"
+    rest_since, newest = vitals.gpus_rest_since, max((gpu.at for gpu in vitals.gpus), default=None)
+    return Still(
+        stacks=words,
+        tasks=settled,
+        gpus=_gpus_rest(vitals, known),
+        gpus_settled=rest_since is not None
+        and newest is not None
+        and newest - rest_since >= SETTLED_WAIT,
+        switches=_nothing_polls(vitals, known),
+        pipe=_pipe_full(vitals, known),
+    )
+
+
+def stacks_of(vitals: Vitals, known: Facts) -> StackVital | None:
+    """Return what the stacks say, unless they are older than the last progress."""
+    stacks = vitals.stacks
+    if stacks is None or (known.progress_at is not None and stacks.at <= known.progress_at):
+        return None
+    return stacks
+
+
+def unanswered(vitals: Vitals, known: Facts) -> bool:
+    """Say whether HTTP did not answer the last time, although TCP did."""
+    health = vitals.health
+    return (
+        health is not None
+        and health.outcome is Outcome.TIMED_OUT
+        and (known.progress_at is None or health.at > known.progress_at)
+    )
+
+
+def is_lost(vitals: Vitals, known: Facts) -> bool:
+    """Say whether requests were handed out that the engine does not know (any more)."""
+    if known.unhealthy is not None:
+        return known.unhealthy.meaning is HealthMeaning.LOST_REQUEST
+    counters = vitals.counters
+    return (
+        counters is not None
+        and known.firm
+        and counters.running == 0
+        and not counters.waiting
+        and bool(counters.routed)
+    )
+
+
+def unseen(vitals: Vitals, policy: Policy, now: Instant) -> bool:
+    """Say whether nobody can look at any of its logs."""
+    followed = [source for source in vitals.sources if source.retired_at is None]
+    unreadable = [
+        source
+        for source in followed
+        if source.unreadable_since is not None
+        and now >= source.unreadable_since + policy.child_silence
+    ]
+    if followed:
+        return len(unreadable) == len(followed)
+    return vitals.blind_since is not None
+
+
+def work(vitals: Vitals, known: Facts) -> tuple[str, ...]:
+    """Return what is known of the work in flight, in words."""
+    last, counters = vitals.last, vitals.counters
+    if known.demand is Demand.UNKNOWN:
+        return ("whether there is work is not known: no number says so",)
+    if last is not None and last.in_flight:
+        numbers = f"running {_number(last.running)}, waiting {_number(last.waiting)}"
+        if last.routed is not None:
+            numbers += f"; {last.routed} in its server"
+        return (f"its last heartbeat had {last.in_flight} requests in flight ({numbers})",)
+    if counters is not None and counters.in_flight:
+        return (f"its gauges show {counters.in_flight} requests in flight",)
+    return ()
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def no_progress(vitals: Vitals, policy: Policy, known: Facts, *, excluded: bool) -> tuple[str, ...]:
+    """Return what shows that there is none, in words; *excluded* says that no prefill can be."""
+    said = []
+    if known.unhealthy is not None:
+        said.append(f"/health says “{known.unhealthy.message or known.unhealthy.status}”")
+    if known.flat:
+        said.append(f"its token counters stood still for {known.patience:g} s")
+    if known.log_speaks:
+        limit = policy.missed_beats * known.interval if excluded else known.patience
+        if vitals.last is not None and vitals.last.tps == 0:
+            said.append("its heartbeats go on and show 0 tokens/s with requests in flight")
+        else:
+            said.append(
+                f"no heartbeat for {limit:g} s, one was due every {known.interval:g} s"
+                " while there is work"
+            )
+    return tuple(said)
+
+
+def path_lives(vitals: Vitals, known: Facts) -> list[str]:
+    """Return why the silence cannot be the log's fault."""
+    last = vitals.last
+    found = []
+    if last is not None and vitals.last_progress is not None and last.at > vitals.last_progress.at:
+        found.append("its own later lines arrive, so the path of its log lives")
+    if last is not None:
+        proof_at = last.at + GRACE * known.interval
+        if vitals.siblings_at is not None and vitals.siblings_at >= proof_at:
+            found.append("other engines still print on the same log, so the path of its log lives")
+        else:
+            # A driver prints lines of its own; they prove nothing of the way from its workers.
+            found += [
+                f"{source.name} still grows, so its path lives"
+                for source in vitals.sources
+                if not source.relayed and source.grew_at is not None and source.grew_at >= proof_at
+            ]
+    if known.unhealthy is not None:
+        found.append("the engine's own monitor was reached, so the path of the log does not matter")
+    if unanswered(vitals, known):
+        found.append("its port accepts connections, and HTTP does not answer on them")
+    return found
+
+
+def busy_loop(vitals: Vitals, known: Facts) -> str:
+    """Return which loop is blocked by work, in words; ``""`` if none is known to be."""
+    stacks = stacks_of(vitals, known)
+    if stacks is not None and stacks.motion is Motion.BUSY:
+        return f"the loop's thread runs: {stacks.frame or stacks.thread}"
+    blocked = known.unhealthy is not None and known.unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
+    mute = unanswered(vitals, known)
+    for process in vitals.processes:
+        # Engines that do not poll their GPU spin while they wait for it.
+        engine = process.role is Role.ENGINE
+        asked = (blocked and vitals.polls_gpu) if engine else mute
+        cpu = max(process.cpu_pct or 0.0, process.busiest_cpu_pct or 0.0)
+        if not process.needed or process.role is Role.ENGINE_WORKER or not asked:
+            continue
+        if cpu >= BUSY_CPU and (process.state == "R" or process.busiest_cpu_pct is not None):
+            who = "its loop does not answer" if engine else "HTTP does not answer"
+            return f"{who} while process {process.pid} computes without a pause"
+    return ""
+
+
+def _suspended(vitals: Vitals, known: Facts, stacks: StackVital | None) -> str:
+    """Return the await that never completes, where nothing else explains the silence."""
+    if stacks is None or not stacks.suspended or known.demand is not Demand.SOME:
+        return ""
+    needed = [process for process in vitals.processes if process.needed]
+    quiet = all(
+        process.cpu_pct is not None
+        and process.vol_ctxt_per_s is not None
+        and process.cpu_pct < QUIET_CPU
+        and process.vol_ctxt_per_s < POLLING
+        for process in needed
+    )
+    return stacks.suspended if needed and quiet else ""
+
+
+def _gpus_rest(vitals: Vitals, known: Facts) -> str:
+    """Say that no GPU computes although there is work; ``""`` if that is not known."""
+    gpus = vitals.gpus
+    newest = max((gpu.at for gpu in gpus), default=None)
+    if newest is None or not known.firm or not all(computes(gpu) is False for gpu in gpus):
+        return ""
+    if known.progress_at is not None and newest <= known.progress_at:
+        return ""
+    spinning = [gpu for gpu in gpus if spins(gpu)]
+    if spinning:
+        one = spinning[0]
+        power = "" if one.power_w is None else f", {one.power_w:.0f} W"
+        limit = "" if one.power_limit_w is None else f" of {one.power_limit_w:.0f} W"
+        return (
+            f"GPU {one.index} runs a kernel that computes nothing: {one.utilization_pct:.0f} %"
+            f" utilisation, memory activity {one.memory_activity_pct or 0:.0f} %{power}{limit}"
+        )
+    most = max(gpu.utilization_pct or 0.0 for gpu in gpus)
+    return f"its GPUs do nothing: {most:.0f} % utilisation at most"
+
+
+def _nothing_polls(vitals: Vitals, known: Facts) -> str:
+    """Say that no process computes, or waits for a GPU; ``""`` if that is not known."""
+    needed = [process for process in vitals.processes if process.needed]
+    if not known.firm or not vitals.polls_gpu or not needed:
+        return ""
+    for process in needed:
+        switches, cpu = process.switches_per_s, process.cpu_pct
+        if switches is None or cpu is None or switches >= POLLING or cpu >= QUIET_CPU:
+            return ""
+        if known.progress_at is not None and process.at <= known.progress_at:
+            return ""
+    most = max(process.switches_per_s or 0.0 for process in needed)
+    return (
+        "no process of it computes or polls its GPU: "
+        f"{most:.0f} context switches a second at most, a polling one makes about 900"
+    )
+
+
+def _pipe_full(vitals: Vitals, known: Facts) -> str:
+    """Say that its server is held by a pipe that nobody reads; ``""`` if that is not known.
+
+    An idle server may be seen in the middle of a line that it writes: it counts if it has work, and
+    stood there for some time or has been silent for long.
+    """
+    for process in vitals.processes:
+        since = process.waits_since or process.at
+        if process.role is not Role.API_SERVER or not process.needed:
+            continue
+        if not _PIPE_FULL.match(process.wchan):
+            continue
+        stood = process.at - since >= SETTLED_WAIT
+        silent = process.at >= known.limit_at and known.demand is not Demand.NONE
+        if stood or silent:
+            what = "its standard output is one that" if process.stdout_pipe else "it is one that"
+            return (
+                f"{process.role} {process.pid} waits in {process.wchan} for room in a pipe: {what}"
+                " nobody empties"
+            )
+    return ""
+
+
+def _loop_is_idle(vitals: Vitals) -> bool:
+    """Say whether the server's main thread waits for its next event, as an idle loop does."""
+    servers = [p for p in vitals.processes if p.role is Role.API_SERVER and p.needed]
+    return bool(servers) and all(
+        p.state == "S" and _LOOP_WAITS.match(p.wchan) is not None for p in servers
+    )
+
+
+def cause_of(vitals: Vitals, known: Facts, still: Still) -> str:  # noqa: PLR0911  # one a cause
+    """Return the cause of a stall, as far as it shows from outside."""
+    meaning = known.unhealthy.meaning if known.unhealthy else None
+    stacks = stacks_of(vitals, known)
+    if still.pipe:
+        return "stdout-pipe-full"
+    if still.gpus and all(spins(gpu) for gpu in vitals.gpus):
+        return "gpu-kernel-stuck"
+    if still.stacks or meaning is HealthMeaning.LOOP_BLOCKED:
+        return LOOP_BLOCKED
+    if is_lost(vitals, known):
+        return "lost-request"
+    if still.tasks or still.switches:
+        return "await-never-completes"
+    waiting = stacks is not None and stacks.motion is Motion.WAITING
+    if waiting and still.gpus:
+        return "await-never-completes"
+    if meaning is HealthMeaning.NO_PROGRESS and (waiting or vitals.polls_gpu):
+        rates = [
+            rate
+            for p in vitals.processes
+            if (rate := p.vol_ctxt_per_s if p.switches_per_s is None else p.switches_per_s)
+            is not None
+            and (waiting or p.switches_per_s is not None)
+        ]
+        if rates:
+            return "gpu-kernel-stuck" if max(rates) >= POLLING else "await-never-completes"
+    if unanswered(vitals, known):
+        return "concurrency-limit" if _loop_is_idle(vitals) else LOOP_BLOCKED
+    last = vitals.last
+    if last is not None and last.tps == 0 and not last.running and last.waiting:
+        return "scheduler-stuck"
+    return ONE_SILENT
+
+
+def not_asked(vitals: Vitals) -> tuple[str, ...]:
+    """Return which witnesses there were none of, in words."""
+    missing = [
+        name
+        for name, value in (
+            ("/health", vitals.health),
+            ("/metrics", vitals.counters),
+            ("process states", vitals.processes),
+            ("GPUs", vitals.gpus),
+            ("stacks", vitals.stacks),
+        )
+        if not value
+    ]
+    return (f"not available: {', '.join(missing)}",) if missing else ()
