@@ -68,6 +68,7 @@ from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile, Signal
 from hangwatch.model.time import Epoch, Instant
 from hangwatch.model.verdict import (
+    Blind,
     Confidence,
     Gone,
     Idle,
@@ -958,28 +959,44 @@ class _Turn:
         if incident.state is IncidentState.CAPTURING:
             self.actions.append(UpdateCapture(incident=incident))
         elif incident.state is IncidentState.OPEN and not all(
-            self._is_cooling(member.instance) for member in incident.members
+            self._is_cooling(member.instance, incident.detected_at) for member in incident.members
         ):
             self._incidents[i] = replace(incident, state=IncidentState.CAPTURING)
             self.actions.append(StartCapture(incident=self._incidents[i]))
 
-    def _is_cooling(self, key: InstanceKey) -> bool:
+    def _is_cooling(self, key: InstanceKey, at: Instant) -> bool:
+        """Say whether an incident that began *at* came too soon after the last capture."""
         captured_at = self._cooling.get(key)
-        return captured_at is not None and self._now < captured_at + self._state.policy.cool_down
+        return captured_at is not None and at < captured_at + self._state.policy.cool_down
 
     def _calm(self, key: InstanceKey, verdict: Verdict) -> None:
         for i, incident in enumerate(self._incidents):
             if incident.state is IncidentState.CLOSED or incident.notice:
                 continue
             mine = [m for m in incident.members if m.instance == key and m.recovered_at is None]
-            # A member of an incident from before a restart must be heard first.
-            heard = self._instances[key].vitals.armed_at is not None or isinstance(verdict, Gone)
-            if not mine or not heard:
+            if not mine or not self._is_over(key, mine[0], verdict):
                 continue
             after = grouping.discharge(incident, key, verdict, self._now)
             self._incidents[i] = after
             if after.state is IncidentState.CLOSED:
                 self.actions.append(CloseIncident(incident=after))
+
+    def _is_over(self, key: InstanceKey, member: Member, verdict: Verdict) -> bool:
+        """Say whether what a member of an incident suffered from has ended.
+
+        Not because we lost sight of it, or have only begun to listen again.
+        """
+        if isinstance(verdict, Gone):
+            return True
+        if self._instances[key].vitals.armed_at is None or isinstance(verdict, Blind):
+            return False
+        if not isinstance(verdict, Ok):
+            return True
+        known = self._instances[key].facts
+        stopped_at = member.window.earliest if member.window else member.verdict.since
+        return (
+            known is not None and known.progress_at is not None and known.progress_at > stopped_at
+        )
 
     def _forget(self) -> None:
         closed = [x for x in self._incidents if x.state is IncidentState.CLOSED]

@@ -91,18 +91,19 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
     counted_at = counters.tokens_moved_at if counters else None
     moved_at = latest(beaten_at, counted_at)
     unhealthy = _accusation(vitals.health, moved_at)
-    # Streamed answers are logged when they begin, so an accusing monitor outranks them.
-    progress_at = moved_at if unhealthy else latest(moved_at, vitals.completed_at)
+    # Streamed answers are logged when they begin, so an accusing monitor outranks them, and so do
+    # token counters that were looked at since.
+    counts = counters is not None and counters.tokens is not None
+    answered_at = vitals.completed_at
+    if counts and counters is not None and answered_at is not None and counters.at > answered_at:
+        answered_at = None
+    progress_at = moved_at if unhealthy else latest(moved_at, answered_at)
     voided_at = latest(
         vitals.aborted_at,
         vitals.slept.at if vitals.slept else None,
         vitals.started.at if vitals.started and vitals.last else None,
     )
-    worked_at = latest(vitals.completed_at, counted_at)
-    lost = last is not None and (
-        vitals.beat_lost is not None
-        or (worked_at is not None and worked_at >= last.at + policy.missed_beats * interval)
-    )
+    lost = last is not None and (vitals.beat_lost is not None or vitals.unbeaten_at is not None)
     clock = Instant(
         max(
             moment

@@ -49,6 +49,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hangwatch.core.facts import GRACE, Demand, Facts, facts, latest
+from hangwatch.core.vitals import RESIDUAL
 from hangwatch.core.witnesses import (
     QUICK,
     QUIET_CPU,
@@ -87,11 +88,11 @@ from hangwatch.model.verdict import (
 )
 from hangwatch.model.vitals import Motion, Outcome, ProcessVital, Vitals
 
-RESIDUAL: Final = 0.5
-"""Share of the median below which the last beat counted an interval that was cut short."""
-
 SETTLED_D: Final = 10.0
 """Seconds of unbroken D state that are no ordinary read any more."""
+
+UNUSED: Final = 5.0
+"""Times the patience with a loop that is blocked while it has no work: nobody waits for it."""
 
 PLANNED: Final = 900.0
 """Seconds that an update of the weights or a compilation may block a loop."""
@@ -306,8 +307,8 @@ def _died_due(vitals: Vitals, known: Facts) -> Instant | None:
     """A line about a failed task is believed when the next beat is missing."""
     if vitals.died is None:
         return None
-    if vitals.last is None:
-        return vitals.died.at
+    if vitals.last is None or vitals.last.at > vitals.died.at:
+        return vitals.died.at  # a beat that came after it was of before it, or would have ended it
     return Instant(max(vitals.died.at, vitals.last.at + GRACE * known.interval))
 
 
@@ -516,7 +517,7 @@ def _has_work(vitals: Vitals, known: Facts) -> bool:
     return (
         health is not None
         and health.meaning is HealthMeaning.LOOP_BLOCKED
-        and health.at - (health.since or health.at) >= known.patience
+        and health.at - (health.since or health.at) >= UNUSED * known.patience
         and not busy_loop(vitals, known)
     )
 
@@ -707,14 +708,17 @@ def _log_is_dead(vitals: Vitals, known: Facts) -> bool:
 
 
 def _d_state(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdict | None:
-    if known.demand is Demand.NONE or known.excused:
+    if known.excused:
         return None
+    idle = known.demand is Demand.NONE and known.unhealthy is None
     long_at, settled_at = _d_state_limits(vitals, policy, known)
     for process in vitals.processes:
         if not process.needed or process.state != "D" or process.read_bytes_per_s:
             continue  # slow storage that still delivers is no hang
-        settled = process.at - process.since >= SETTLED_D and now >= settled_at
-        if now >= long_at or settled:
+        lasted = process.at - process.since
+        settled = lasted >= SETTLED_D and now >= settled_at
+        # Work may have come after the last beat: what stays like this hangs, work or none.
+        if lasted >= known.patience if idle else now >= long_at or settled:
             wchan = f" in {process.wchan}" if process.wchan else ""
             return Hung(
                 since=known.progress_at or known.clock,

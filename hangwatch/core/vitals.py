@@ -25,6 +25,9 @@ from hangwatch.model.vitals import Counters, GpuVital, Health, ProcessVital, Vit
 RECENT: Final = 16
 """Beats whose tokens make up the running median: under three minutes of LMDeploy."""
 
+RESIDUAL: Final = 0.5
+"""Share of the median below which the last beat counted an interval that was cut short."""
+
 PACE: Final = 48
 """Beats whose pace is remembered: eight minutes of LMDeploy."""
 
@@ -36,6 +39,10 @@ SLOW_BEATS: Final = 3
 
 SLOW: Final = 0.2
 """Share of the usual generated tokens a second below which a beat is slow."""
+
+UNBEATEN: Final = 3.0
+"""Intervals in which tokens flow, or answers come, without a beat, after which the heartbeat is
+lost. A single move proves nothing: after a time without work the first beat is still to come."""
 
 DRAIN: Final = 3.0
 """Intervals after the last beat in which the requests that it counted may be answered; an answer
@@ -81,6 +88,8 @@ def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
         peak_in_tps=max(vitals.peak_in_tps, seen.in_tps or 0.0),
         warm=vitals.warm + 1 if progress else vitals.warm,
         drained=0,
+        completing_since=None,
+        unbeaten_at=None,
         pace=pace,
         slow_since=slow_since if progress else vitals.slow_since,
         started=None,
@@ -89,9 +98,17 @@ def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
         updated_at=None,
         aborted_at=None,
         beat_lost=None,
-        died=None,
+        died=vitals.died if _is_residual(vitals, seen) else None,
         stopped=None,
     )
+
+
+def _is_residual(vitals: Vitals, seen: Heartbeat) -> bool:
+    """Say whether a beat right after the line that says that a task died is of before that line."""
+    died, usual, tokens = vitals.died, vitals.median_tps, seen.tps
+    if died is None or usual is None or tokens is None:
+        return False
+    return seen.at <= died.at + 1.5 * vitals.interval and tokens < RESIDUAL * usual
 
 
 def _is_slow(pace: tuple[tuple[float, float, int], ...]) -> bool:
@@ -132,7 +149,15 @@ def signal(vitals: Vitals, seen: SignalSeen, parts: tuple[str, ...]) -> Vitals: 
     match seen.signal:
         case Signal.STARTING | Signal.READY:
             return replace(
-                vitals, started=seen, stopped=None, died=None, asleep=(), slept=None, warm=0
+                vitals,
+                started=seen,
+                stopped=None,
+                died=None,
+                asleep=(),
+                slept=None,
+                warm=0,
+                unbeaten_at=None,
+                completing_since=None,
             )
         case Signal.SLEEP:
             return replace(vitals, slept=seen, asleep=seen.parts or parts or ("engine",))
@@ -152,9 +177,14 @@ def signal(vitals: Vitals, seen: SignalSeen, parts: tuple[str, ...]) -> Vitals: 
             return replace(vitals, aborted_at=seen.at)
         case Signal.COMPLETED:
             soon = vitals.last is not None and seen.at <= vitals.last.at + DRAIN * vitals.interval
+            since = vitals.completing_since or seen.at
+            counted = vitals.counters is not None and vitals.counters.tokens is not None
             return replace(
                 vitals,
                 completed_at=seen.at,
+                completing_since=since,
+                # Streamed answers are logged when they begin: counters know better.
+                unbeaten_at=vitals.unbeaten_at if counted else _unbeaten(vitals, since, seen.at),
                 aborted_at=None,
                 drained=vitals.drained + 1 if soon else vitals.drained,
             )
@@ -200,6 +230,7 @@ def counters(vitals: Vitals, seen: Counters) -> Vitals:
     if before is None:
         return replace(vitals, counters=replace(seen, busy_since=busy_since))
     moved = seen.tokens is not None and before.tokens is not None and seen.tokens != before.tokens
+    moving_since = (before.moving_since or before.at) if moved else None
     gauges = (seen.running, seen.waiting, seen.routed)
     changed = gauges != (before.running, before.waiting, before.routed)
     return replace(
@@ -209,10 +240,23 @@ def counters(vitals: Vitals, seen: Counters) -> Vitals:
             since=before.since,
             tokens_moved_at=seen.at if moved else before.tokens_moved_at,
             tokens_moved_after=before.at if moved else before.tokens_moved_after,
+            moving_since=moving_since,
             gauges_changed_at=seen.at if changed else before.gauges_changed_at,
             busy_since=busy_since,
         ),
+        unbeaten_at=vitals.unbeaten_at
+        if moving_since is None
+        else _unbeaten(vitals, moving_since, seen.at),
     )
+
+
+def _unbeaten(vitals: Vitals, since: Instant, at: Instant) -> Instant | None:
+    """Return when the heartbeat is known to be lost, if work has gone on from *since* to *at*."""
+    if vitals.last is None or vitals.unbeaten_at is not None:
+        return vitals.unbeaten_at
+    announced = (vitals.slept, vitals.started)
+    begun_at = max(since, vitals.last.at, *(seen.at for seen in announced if seen is not None))
+    return at if at >= begun_at + UNBEATEN * vitals.interval else None
 
 
 def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:

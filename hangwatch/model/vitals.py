@@ -59,6 +59,8 @@ class Counters:
         tokens: Sum of this engine's token counters, or ``None`` if not exported.
         tokens_moved_at: The look that last found ``tokens`` grown.
         tokens_moved_after: The look before that one; they grew somewhere in between.
+        moving_since: The look before the first of the unbroken run that found them grown, or
+            ``None`` if the last look did not.
         running: Requests in the batch.
         waiting: Requests queued, in the engine and in front of it.
         routed: Requests handed to the engine and not finished, by the server's count.
@@ -71,6 +73,7 @@ class Counters:
     tokens: float | None = None
     tokens_moved_at: Instant | None = None
     tokens_moved_after: Instant | None = None
+    moving_since: Instant | None = None
     running: int | None = None
     waiting: int | None = None
     routed: int | None = None
@@ -260,7 +263,10 @@ class Vitals:
         updated_at: When weights were last replaced.
         aborted_at: When the requests in flight were last given up on.
         beat_lost: The line that says that the task which prints beats ended.
+        unbeaten_at: When tokens, or answers, had come for so long without a beat that the heartbeat
+            is lost; ``None`` if they had not.
         completed_at: Last answered request seen in the log.
+        completing_since: First request seen answered since the last beat.
         drained: Requests seen answered soon after the last beat, and since it.
         longest_pause: Longest pause that ended by itself, seconds.
         died: The line that says that a needed task or process ended.
@@ -307,7 +313,9 @@ class Vitals:
     updated_at: Instant | None = None
     aborted_at: Instant | None = None
     beat_lost: SignalSeen | None = None
+    unbeaten_at: Instant | None = None
     completed_at: Instant | None = None
+    completing_since: Instant | None = None
     drained: int = 0
     longest_pause: float = 0.0
     died: SignalSeen | None = None

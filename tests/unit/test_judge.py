@@ -13,11 +13,14 @@ from hangwatch.core import vitals as fold
 from hangwatch.core.judge import due, judge, stop_window
 from hangwatch.model.heartbeat import SignalSeen
 from hangwatch.model.identity import InstanceKey, Role
+from hangwatch.model.lease import Lease
+from hangwatch.model.observation import GpusSeen, ProcessesSeen
 from hangwatch.model.profile import HealthMeaning, Signal
 from hangwatch.model.time import Instant
-from hangwatch.model.verdict import Confidence, StopWindow
+from hangwatch.model.verdict import Confidence, StopWindow, Verdict
 from hangwatch.model.vitals import (
     Counters,
+    GpuVital,
     Health,
     Motion,
     Outcome,
@@ -214,11 +217,31 @@ def counted(vitals: Vitals, tokens: float, at: float, running: int = 6) -> Vital
 
 
 def test_moving_token_counters_without_a_beat_mean_that_the_heartbeat_is_lost():
-    vitals = counted(counted(busy(), 100.0, LAST + 100), 200.0, LAST + 110)
+    vitals = busy()
+    for second in range(10, 50, 10):
+        vitals = counted(vitals, 100.0 * second, LAST + second)
 
     verdict = judge(vitals, POLICY, Instant(LAST + 400))
 
     assert ("ok", "not-a-hang:heartbeat-lost") == (verdict.word, verdict.cause)
+
+
+def test_a_lost_heartbeat_stays_lost_when_the_engine_goes_idle():
+    vitals = busy()
+    for second in range(10, 50, 10):
+        vitals = counted(vitals, 100.0 * second, LAST + second)
+    for second in range(50, 900, 10):
+        vitals = counted(vitals, 4000.0, LAST + second)
+
+    assert "not-a-hang:heartbeat-lost" == judge(vitals, POLICY, Instant(LAST + 900)).cause
+
+
+def test_tokens_that_move_once_after_an_idle_time_do_not_mean_that_the_heartbeat_is_lost():
+    vitals = counted(counted(busy(running=0), 100.0, LAST + 600), 200.0, LAST + 610)
+
+    verdict = judge(vitals, POLICY, Instant(LAST + 611))
+
+    assert ("ok", "not-a-hang:busy") == (verdict.word, verdict.cause)
 
 
 def test_flat_token_counters_with_work_are_hung_although_only_the_log_is_silent():
@@ -568,3 +591,331 @@ def test_an_alarm_names_a_reason_to_believe_in_work_or_in_an_end(vitals: Vitals,
 
     if verdict.word in ("suspected_hang", "hung", "blocked"):
         assert worked or accused or state or vitals.counters is not None
+
+
+# --- GPUs, threads, pipes, clients ---------------------------------------------------------------
+
+
+def gpu(at: float, utilization: float, memory: float, power: float, *, index: int = 0) -> GpuVital:
+    return GpuVital(
+        index=index,
+        at=Instant(at),
+        utilization_pct=utilization,
+        memory_activity_pct=memory,
+        power_w=power,
+        power_limit_w=700.0,
+    )
+
+
+def with_gpus(vitals: Vitals, *looks: GpuVital) -> Vitals:
+    for look in looks:
+        vitals = fold.gpus(vitals, GpusSeen(instance=KEY, gpus=(look,), at=look.at))
+    return vitals
+
+
+def in_flight(at: float = LAST + 25) -> Vitals:
+    """Return an engine whose gauges say after the last beat that there is work."""
+    return counted(busy(), 100.0, at)
+
+
+def test_resting_gpus_exclude_a_long_prefill_where_work_is_known_to_be_in_flight():
+    vitals = with_gpus(in_flight(), gpu(LAST + 16, 0, 0, 120), gpu(LAST + 28, 0, 0, 120))
+
+    assert "ok" == word(vitals, LAST + 29.9)
+    assert "hung" == word(vitals, LAST + 30)
+
+
+def test_resting_gpus_prove_nothing_where_the_last_heartbeat_alone_speaks_of_work():
+    vitals = with_gpus(busy(), gpu(LAST + 16, 0, 0, 120), gpu(LAST + 28, 0, 0, 120))
+
+    assert "ok" == word(vitals, LAST + 119)
+    assert "suspected_hang" == word(vitals, LAST + 120)
+
+
+def test_one_look_at_a_resting_gpu_is_not_enough_to_hurry():
+    vitals = with_gpus(in_flight(), gpu(LAST + 28, 0, 0, 120))
+
+    assert "ok" == word(vitals, LAST + 60)
+
+
+def test_a_gpu_that_spins_at_low_power_without_memory_traffic_is_a_stuck_kernel():
+    looks = (gpu(LAST + 16, 100, 0, 131), gpu(LAST + 28, 100, 0, 131))
+
+    verdict = judge(with_gpus(in_flight(), *looks), POLICY, Instant(LAST + 30))
+
+    assert ("hung", "gpu-kernel-stuck") == (verdict.word, verdict.cause)
+    assert "131 W of 700 W" in " ".join(verdict.because)
+
+
+def test_a_gpu_that_computes_earns_a_long_prefill_three_times_the_patience():
+    vitals = with_gpus(in_flight(), gpu(LAST + 100, 100, 40, 500))
+
+    assert "ok" == word(vitals, LAST + 359)
+    assert "suspected_hang" == word(vitals, LAST + 360)
+
+
+def test_a_small_model_that_computes_is_not_taken_for_a_resting_or_spinning_gpu():
+    assert fold.computes(gpu(0, 14, 0, 124)) is None
+
+
+def quiet(**facts: object) -> ProcessVital:
+    values = {"cpu_pct": 3.0, "vol_ctxt_per_s": 9.0, "switches_per_s": 96.0} | facts
+    return process("S", at=Instant(LAST + 28), **values)
+
+
+def seen(vitals: Vitals, *processes: ProcessVital) -> Vitals:
+    at = processes[0].at
+    return fold.processes(vitals, ProcessesSeen(instance=KEY, processes=processes, at=at))
+
+
+def test_processes_that_neither_compute_nor_poll_exclude_a_prefill_of_an_engine_that_polls():
+    polls = replace(in_flight(), polls_gpu=True)
+
+    verdict = judge(seen(polls, quiet()), POLICY, Instant(LAST + 30))
+
+    assert ("hung", "await-never-completes") == (verdict.word, verdict.cause)
+
+
+@pytest.mark.parametrize("facts", [{"switches_per_s": 900.0}, {"cpu_pct": 98.0}])
+def test_an_engine_that_polls_or_computes_may_be_in_a_long_prefill(facts: dict[str, float]):
+    polls = replace(in_flight(), polls_gpu=True)
+
+    assert "ok" == word(seen(polls, quiet(**facts)), LAST + 119)
+
+
+def test_the_silence_of_an_engine_that_does_not_poll_says_nothing_of_its_gpu():
+    assert "ok" == word(seen(in_flight(), quiet()), LAST + 119)
+
+
+def server(wchan: str, at: float, **facts: object) -> ProcessVital:
+    values = {"role": Role.API_SERVER, "wchan": wchan, "at": Instant(at)} | facts
+    return process("S", **values)
+
+
+def test_a_server_that_waits_for_room_in_its_output_pipe_is_hung_whatever_it_printed_last():
+    held = busy(running=0)
+    for second in (20, 30):
+        held = seen(held, server("pipe_write", LAST + second, stdout_pipe=True))
+
+    verdict = judge(held, POLICY, Instant(LAST + 30))
+
+    assert ("hung", "stdout-pipe-full") == (verdict.word, verdict.cause)
+
+
+def test_a_line_that_is_just_being_written_is_no_full_pipe():
+    held = seen(busy(running=0), server("pipe_write", LAST + 5000, stdout_pipe=True))
+
+    assert "idle" == word(held, LAST + 5000)
+
+
+def mute(at: float, since: float) -> Health:
+    return Health(
+        at=Instant(at), outcome=Outcome.TIMED_OUT, since=Instant(since), message="timeout"
+    )
+
+
+def test_a_server_without_work_that_answers_nobody_for_long_is_hung():
+    vitals = fold.health(fold.health(busy(running=0), mute(LAST + 40, 0)), mute(LAST + 170, 0))
+
+    assert "hung" == word(vitals, LAST + 170)
+
+
+def test_a_server_whose_loop_waits_for_events_and_answers_nobody_has_no_slot_left():
+    vitals = fold.health(fold.health(busy(running=0), mute(LAST + 40, 0)), mute(LAST + 170, 0))
+
+    verdict = judge(seen(vitals, server("ep_poll", LAST + 170)), POLICY, Instant(LAST + 170))
+
+    assert ("hung", "concurrency-limit") == (verdict.word, verdict.cause)
+
+
+def test_a_request_that_waits_for_a_client_who_does_not_read_is_not_lost():
+    lost = fold.health(busy(), health(HealthMeaning.LOST_REQUEST, LAST + 95))
+    client = seen(lost, server("ep_poll", LAST + 95, unsent_bytes=2_500_000))
+
+    assert ("hung", "lost-request") == _told(judge(lost, POLICY, Instant(LAST + 95)))
+    assert ("idle", "stalled-client") == _told(judge(client, POLICY, Instant(LAST + 95)))
+
+
+def _told(verdict: Verdict) -> tuple[str, str]:
+    return verdict.word, verdict.cause
+
+
+def test_requests_that_only_the_server_knows_are_lost_whatever_health_says():
+    gauges = Counters(
+        at=Instant(LAST + 125),
+        since=Instant(LAST),
+        tokens=100.0,
+        running=0,
+        waiting=0,
+        routed=4,
+    )
+    vitals = fold.counters(fold.counters(busy(), replace(gauges, at=Instant(LAST))), gauges)
+
+    assert ("hung", "lost-request") == _told(judge(vitals, POLICY, Instant(LAST + 125)))
+
+
+# --- pauses --------------------------------------------------------------------------------------
+
+
+def lease(at: float, until: float) -> Lease:
+    return Lease(id="1", at=Instant(at), until=Instant(until), reason="weight sync")
+
+
+def test_a_lease_covers_silence_and_silence_counts_from_its_end():
+    vitals = replace(busy(), lease=lease(LAST + 20, LAST + 1220))
+
+    assert ("paused", "not-a-hang:lease") == _told(judge(vitals, POLICY, Instant(LAST + 1219)))
+    assert "ok" == word(vitals, LAST + 1339)
+    assert "suspected_hang" == word(vitals, LAST + 1340)
+
+
+def test_a_lease_does_not_cover_a_death():
+    vitals = seen(replace(busy(), lease=lease(LAST + 20, LAST + 1220)), process("Z"))
+
+    assert "dead" == word(vitals, LAST + 200)
+
+
+def test_a_sleep_beyond_its_limit_is_suspicious():
+    asleep = fold.signal(busy(), signal(Signal.SLEEP, LAST + 10), ("weights",))
+
+    assert "paused" == word(asleep, LAST + 10 + POLICY.pause_limit - 1)
+    assert ("suspected_hang", "pause-outlived") == _told(
+        judge(asleep, POLICY, Instant(LAST + 10 + POLICY.pause_limit))
+    )
+
+
+def test_who_slept_long_before_may_do_so_again():
+    vitals = fold.signal(busy(), signal(Signal.SLEEP, LAST + 10), ("weights",))
+    vitals = fold.signal(vitals, signal(Signal.WAKE, LAST + 20_000), ())
+    vitals = fold.signal(vitals, signal(Signal.SLEEP, LAST + 30_000), ("weights",))
+
+    assert "paused" == word(vitals, LAST + 30_000 + 39_000)
+
+
+def test_a_loop_that_loads_weights_is_a_pause_for_a_quarter_of_an_hour():
+    blocked = fold.health(busy(), health(HealthMeaning.LOOP_BLOCKED, LAST + 22))
+    update = StackVital(
+        at=Instant(LAST + 35), motion=Motion.FROZEN, planned="new weights: f (e.py:1)"
+    )
+    vitals = replace(blocked, stacks=update)
+
+    assert "paused" == word(vitals, LAST + 899)
+    assert ("suspected_hang", "pause-outlived") == _told(judge(vitals, POLICY, Instant(LAST + 900)))
+
+
+def test_a_blocked_loop_without_work_may_be_an_update_of_the_weights():
+    vitals = busy(running=0)
+    for second in (300, 360, 800):
+        vitals = fold.health(vitals, health(HealthMeaning.LOOP_BLOCKED, LAST + second))
+
+    assert "idle" == word(vitals, LAST + 800)
+
+
+def test_a_loop_that_does_not_answer_while_its_process_computes_gets_the_longer_time():
+    compiling = seen(
+        replace(busy(), polls_gpu=True),
+        process("R", at=Instant(LAST + 28), cpu_pct=98.0),
+    )
+    vitals = fold.health(compiling, health(HealthMeaning.LOOP_BLOCKED, LAST + 25))
+
+    assert "ok" == word(vitals, LAST + 119)
+    assert "blocked" == word(vitals, LAST + 120)
+
+
+def test_an_engine_that_was_just_started_gets_the_longer_time():
+    cold = fold.signal(busy(), signal(Signal.READY, LAST - 30), ())
+    cold = fold.beat(cold, beat(LAST).beat, fresh=True)
+    vitals = fold.health(cold, health(HealthMeaning.LOOP_BLOCKED, LAST + 25))
+
+    assert "ok" == word(vitals, LAST + 119)
+    assert "hung" == word(vitals, LAST + 120)
+
+
+# --- slow, calibrated, started --------------------------------------------------------------------
+
+
+def test_a_fifth_of_the_usual_tokens_for_as_many_requests_is_slow():
+    vitals = busy()
+    for second in (10, 20, 30):
+        vitals = fold.beat(vitals, beat(LAST + second, tps=500.0).beat, fresh=True)
+
+    assert ("slow", "not-a-hang:slow") == _told(judge(vitals, POLICY, Instant(LAST + 31)))
+    assert "ok" == word(fold.beat(vitals, beat(LAST + 40).beat, fresh=True), LAST + 41)
+
+
+def test_few_tokens_of_few_requests_are_not_slow():
+    vitals = busy()
+    for second in (10, 20, 30):
+        vitals = fold.beat(vitals, beat(LAST + second, tps=500.0, running=1).beat, fresh=True)
+
+    assert "ok" == word(vitals, LAST + 31)
+
+
+def test_a_phase_of_prefills_is_not_slow():
+    vitals = busy()
+    for second in (10, 20, 30):
+        prefill = replace(beat(LAST + second).beat, in_tps=25_000.0, out_tps=10.0)
+        vitals = fold.beat(vitals, prefill, fresh=True)
+
+    assert "ok" == word(vitals, LAST + 31)
+
+
+def test_the_limit_is_the_calibrated_one_unless_somebody_set_it():
+    vitals = replace(busy(), patience=300.0)
+    calibrated = replace(POLICY, calibrate=True)
+
+    assert "ok" == judge(vitals, calibrated, Instant(LAST + 299)).word
+    assert "suspected_hang" == judge(vitals, calibrated, Instant(LAST + 300)).word
+    assert "suspected_hang" == judge(vitals, POLICY, Instant(LAST + 120)).word
+
+
+def test_the_limit_is_no_less_than_the_longest_prefill_that_the_context_allows():
+    million = seen(busy(), process("S", at=Instant(LAST), context=1_000_000))
+    calibrated = replace(POLICY, calibrate=True)
+
+    # 1,000,000 tokens at 4,500 a second, half as much again, and an interval
+    assert "ok" == judge(million, calibrated, Instant(LAST + 343)).word
+    assert "suspected_hang" == judge(million, calibrated, Instant(LAST + 344)).word
+
+
+def starting(**facts: object) -> Vitals:
+    stacks = StackVital(at=Instant(500.0), motion=Motion.WAITING, **facts)  # type: ignore[arg-type]
+    return Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0), stacks=stacks)
+
+
+def test_a_start_in_which_nothing_moves_is_hung_once_it_has_taken_long():
+    stuck = starting(stuck="wait (file_baton.py:50)")
+
+    assert "loading" == word(stuck, 119)
+    assert ("hung", "startup-hang") == _told(judge(stuck, POLICY, Instant(120)))
+
+
+def test_a_start_that_computes_or_reads_or_prints_goes_on():
+    stuck = starting(stuck="load (loader.py:1)")
+    prints = replace(stuck, sources=(SourceVital(name="log", grew_at=Instant(495.0)),))
+
+    assert "loading" == word(seen(stuck, process("R", cpu_pct=99.0)), 500)
+    assert "loading" == word(seen(stuck, process("S", read_bytes_per_s=9e7)), 500)
+    assert "loading" == word(prints, 500)
+
+
+def test_a_step_driven_engine_is_idle_when_all_that_it_ran_was_answered():
+    steps = replace(busy(running=2), step_driven=True)
+    for second in (1, 2):
+        steps = fold.signal(steps, signal(Signal.COMPLETED, LAST + second), ())
+
+    assert "idle" == word(steps, LAST + 500)
+
+
+def test_a_step_driven_engine_is_as_slow_as_its_steps():
+    steps = replace(busy(), step_driven=True, recent_gaps=(40.0, 40.0, 40.0))
+    vitals = fold.health(steps, health(HealthMeaning.LOOP_BLOCKED, LAST + 25))
+
+    assert "ok" == word(vitals, LAST + 119)
+
+
+def test_silence_of_an_engine_that_says_when_it_goes_idle_is_firm():
+    says = replace(busy(), says_idle=True)
+    vitals = with_gpus(says, gpu(LAST + 16, 0, 0, 120), gpu(LAST + 28, 0, 0, 120))
+
+    assert "hung" == word(vitals, LAST + 30)

@@ -13,7 +13,9 @@ from hangwatch.core.motion import (
     is_idle,
     motion,
     parse_threads,
+    planned,
     stack_vital,
+    stuck_start,
     telling_frame,
     threads,
 )
@@ -216,3 +218,66 @@ def test_what_is_no_dump_is_an_error():
 
 def test_no_thread_at_all_is_a_dump_too():
     assert () == parse_threads(b"[]", 1, 1)
+
+
+GIL_HELD = (
+    Frame(function="pthread_cond_wait", file="", module="libc.so.6"),
+    Frame(function="CoreWorker.list_actors", file=SITE + "ray/_raylet.py", line=41),
+    Frame(function="<module>", file="/app/driver.py", line=7),
+)
+GIL_WANTED = (
+    Frame(function="take_gil", file="", module="libpython3.12.so"),
+    Frame(function="pump", file="/app/io.py", line=3),
+)
+
+
+def test_a_thread_that_holds_the_interpreters_lock_off_the_cpu_freezes_all_that_want_it():
+    held = twice(GIL_HELD, owns_gil=True)
+    wants = twice(GIL_WANTED, tid=8, name="io")
+
+    assert Motion.FROZEN is motion(threads([*held, *wants]))[0]
+    assert Motion.WAITING is motion(threads(held))[0]
+
+
+def test_a_thread_that_holds_the_lock_on_the_cpu_works():
+    held = twice(GIL_HELD, owns_gil=True, active=True)
+    wants = twice(GIL_WANTED, tid=8, name="io")
+
+    assert Motion.WAITING is motion(threads([*held, *wants]))[0]
+
+
+def test_a_thread_that_waits_for_an_import_lock_is_frozen():
+    bootstrap = "<frozen importlib._bootstrap>"
+    waits = (
+        Frame(function="_ModuleLock.acquire", file=bootstrap, line=357),
+        Frame(function="_ModuleLockManager.__enter__", file=bootstrap, line=417),
+        Frame(function="probe", file="/app/probe.py", line=71),
+    )
+
+    found = motion(threads(twice(waits, name="Thread-2")))
+
+    assert (Motion.FROZEN, "probe (app/probe.py:71)", "Thread-2") == found
+
+
+def test_the_main_thread_of_a_process_that_has_no_loop_yet_tells_where_its_start_is_stuck():
+    baton = (
+        Frame(function="FileBaton.wait", file=SITE + "torch/utils/file_baton.py", line=50),
+        Frame(function="load", file=SITE + "torch/utils/cpp_extension.py", line=1681),
+    )
+
+    assert "FileBaton.wait (torch/utils/file_baton.py:50)" == stuck_start(threads(twice(baton)))
+    assert "" == stuck_start(threads(twice(baton, active=True)))
+    assert "" == stuck_start(threads([stack(baton)]))
+    assert "" == stuck_start(threads([*twice(baton), *twice(PARKED, tid=8, name="io")]))
+
+
+def test_new_weights_block_a_loop_as_planned():
+    update = Frame(
+        function="Engine.update_params", file=SITE + "lmdeploy/pytorch/engine/engine.py", line=9
+    )
+    loading = threads(twice((FETCH, update, HANDLE, RUN_ONCE, FOREVER)))
+
+    assert "new weights: Engine.update_params (lmdeploy/pytorch/engine/engine.py:9)" == planned(
+        loading[0]
+    )
+    assert "" == planned(threads(twice(BLOCKED))[0])
