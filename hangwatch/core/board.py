@@ -14,7 +14,7 @@ from typing import Final
 
 from hangwatch.core import grouping
 from hangwatch.core.advance import State, Tracked
-from hangwatch.core.judge import GRACE
+from hangwatch.core.facts import GRACE
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, IncidentState, Member
 from hangwatch.model.time import Instant
