@@ -42,7 +42,7 @@ from typing import Any, Final
 from hangwatch import registry
 from hangwatch.core import advance, layout
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.core.judge import Demand
+from hangwatch.core.facts import Demand
 from hangwatch.daemon.followers import Followers
 from hangwatch.daemon.history import History
 from hangwatch.daemon.leases import Leases
