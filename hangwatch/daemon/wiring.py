@@ -44,6 +44,7 @@ from hangwatch.core import advance, layout
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.core.facts import Demand
 from hangwatch.daemon.followers import Followers
+from hangwatch.daemon.gpuprobes import GpuProbes
 from hangwatch.daemon.history import History
 from hangwatch.daemon.leases import Leases
 from hangwatch.daemon.loop import Ears, Loop
@@ -146,6 +147,7 @@ class Watch:
         return (
             *self._followers.pids,
             *self._probes.pids,
+            *self._gpus.pids,
             *self._search.pids,
             *self._leases.pids,
         )
@@ -217,6 +219,7 @@ class Watch:
         self._probes = Probes(
             **common, roster=self._roster, key_file=str(self._settings.api_key_file or "")
         )
+        self._gpus = GpuProbes(clock=self._clock, roster=self._roster)
         self._search = Search(**common, roster=self._roster, found=self._take_in)
         self._responder = self._make_responder()
         self._leases = Leases(
@@ -230,6 +233,7 @@ class Watch:
         self._parts: tuple[Any, ...] = (
             self._followers,
             self._probes,
+            self._gpus,
             self._search,
             self._leases,
             self._responder,
@@ -318,6 +322,7 @@ class Watch:
         now = self._clock.now()
         closer = {key for key, of in state.instances.items() if deserves_a_closer_look(of, now)}
         self._probes.look_closer(closer)
+        self._gpus.look_closer(closer)
         if self._responder.busy:
             unsettled = {x.id for x in state.incidents if may_grow(x, state, now)}
             self._responder.answer(state.incidents, unsettled=unsettled)
