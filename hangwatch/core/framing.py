@@ -9,17 +9,22 @@ a CR without ever ending its line, and a file truncated under a writer that does
 with a run of NULs. Only the part with the needle is kept, behind the head of its line (where
 envelopes stand) and a CR. So a heartbeat behind fourteen minutes of progress bar counts, and the
 bar costs no memory.
+
+Docker's files hold one JSON object a line, the text in it escaped; needles are searched for in both
+spellings, and the text is decoded once there is a hit.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
+from hangwatch.model.following import Dialect
 from hangwatch.model.heartbeat import Peeled
 
 MAX_LINE: Final = 64 << 10
@@ -50,6 +55,14 @@ _RUNTIME: Final = re.compile(
 
 _PIECE: Final = re.compile(rb" (?:stdout|stderr) P")
 
+# daemon/logger/jsonfilelog, one record a line; the text of a piece does not end in a newline. In
+# the text itself quotes are escaped, so this cannot stand there.
+_DOCKER: Final = re.compile(rb'\{"log":"')
+_DOCKER_PIECE: Final = re.compile(rb'(?<!\\n)","stream":"')
+
+# kubectl/pkg/cmd/logs, addPrefixIfNeeded
+_POD: Final = re.compile(rb"\[pod/(?P<pod>[^/\]\s]{1,253})/[^/\]\s]{1,253}\] ")
+
 # ray/_private/worker.py, print_to_stdstream: `(name pid=1, ip=192.0.2.1) text`; the name may be
 # missing. vLLM prefixes its own lines in the same shape.
 _RAY: Final = re.compile(
@@ -68,12 +81,12 @@ _BAR: Final = re.compile(rb"[^\n]{0,200}?\d%\|[^\n]{0,300}?(?:it/s|s/it)[^\]\n]{
 def peel(line: bytes) -> Peeled:
     """Return what the engine itself wrote, and what the envelopes around it say.
 
-    Never fails: what is no envelope is body. Docker's JSON is not taken apart.
+    Never fails: what is no envelope is body.
     """
-    text = line.strip(b"\x00\r\n")
-    if b"\x1b" in text:
-        text = _ANSI.sub(b"", text)
-    peeled = _envelopes(Peeled(body=text))
+    peeled = _docker(line.strip(b"\x00\r\n"))
+    if b"\x1b" in peeled.body:
+        peeled = replace(peeled, body=_ANSI.sub(b"", peeled.body))
+    peeled = _envelopes(peeled)
     parts = [part for part in _SEPARATORS.split(peeled.body) if part and not part.isspace()]
     last = parts[-1] if parts else b""
     if b"%|" in last:
@@ -90,19 +103,64 @@ def peel(line: bytes) -> Peeled:
     return peeled
 
 
+def _docker(line: bytes) -> Peeled:
+    record = _record(line) if _DOCKER.match(line) else None
+    if record is None:
+        return Peeled(body=line)
+    return Peeled(
+        body=record.text.strip(b"\x00\r\n"), stamp=_moment(record.time), complete=record.is_whole
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One line of a file of Docker's."""
+
+    text: bytes
+    stream: str
+    time: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        return self.text.endswith(b"\n")
+
+    def written(self, text: bytes) -> bytes:
+        """Return the record as Docker would have written it with another text."""
+        log = text.decode("utf-8", "replace") + "\n"
+        record = {"log": log, "stream": self.stream, "time": self.time.decode("ascii", "replace")}
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
+
+
+def _record(line: bytes) -> _Record | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None  # cut short, or no record of Docker's after all
+    text, stream, time = (found.get(key, "") for key in ("log", "stream", "time"))
+    if not (isinstance(text, str) and isinstance(stream, str) and isinstance(time, str)):
+        return None
+    return _Record(text.encode("utf-8", "replace"), stream, time.encode("ascii", "replace"))
+
+
 def _envelopes(peeled: Peeled) -> Peeled:
+    if pod := _POD.match(peeled.body):
+        peeled = replace(
+            peeled, body=peeled.body[pod.end() :], host=pod["pod"].decode("utf-8", "replace")
+        )
     if runtime := _RUNTIME.match(peeled.body):
         peeled = replace(
             peeled,
             body=peeled.body[runtime.end() :],
             stamp=_moment(runtime["stamp"]),
-            complete=runtime["flag"] != b"P",
+            complete=peeled.complete and runtime["flag"] != b"P",
         )
     if ray := _RAY.match(peeled.body):
         peeled = replace(
             peeled,
             body=peeled.body[ray.end() :],
-            host=(ray["host"] or b"").decode("ascii", "replace"),
+            host=(ray["host"] or b"").decode("ascii", "replace") or peeled.host,
             pid=int(ray["pid"]),
             actor=(ray["actor"] or b"").decode("utf-8", "replace"),
         )
@@ -119,25 +177,34 @@ def _moment(stamp: bytes) -> datetime | None:
 class Scanner:
     """Blocks of one log in, candidate lines out.
 
-    Lines that a container runtime cut into parts (CRI flag ``P``) are joined, each stream by
-    itself. Memory is bounded by the block and a few times ``MAX_LINE``, whatever is fed.
+    Lines that a container runtime cut into pieces (CRI flag ``P``; in Docker's files, a text
+    without a newline) are joined, each stream by itself. Memory is bounded by the block and a few
+    times ``MAX_LINE``, whatever is fed.
     """
 
-    def __init__(self, needles: Iterable[bytes], *, offset: int = 0) -> None:
+    def __init__(
+        self, needles: Iterable[bytes], *, dialects: Iterable[Dialect] = (), offset: int = 0
+    ) -> None:
         """Start at byte *offset* of a file, at the beginning of a line.
 
         Args:
             needles: Literals; a part that contains one of them is a candidate. None of them
                 holds CR, LF or NUL.
+            dialects: Whose needles these are, where one log is of one engine: see
+                ``FollowRequest``. What no dialect has is always looked for.
             offset: Where the first block lies in its file.
         """
-        self._needles = tuple(sorted({needle for needle in needles if needle}))
-        self._searches = _searches(self._needles)
+        self._dialects = tuple(dialects)
+        literals = {needle for needle in needles if needle}
+        self._common = literals.difference(*(dialect.others for dialect in self._dialects))
+        self._spoken: set[Dialect] = set()
+        self._look_for(literals)
         self._offset = offset
         self._tail = b""
         self._head: bytes | None = None  # beginning of a line whose first parts are behind us
         self._skipping = False
         self._joining: dict[bytes, tuple[int, bytes]] = {}  # stream -> offset, line so far
+        self._records: dict[str, tuple[int, _Record]] = {}  # the same for Docker's files
 
     @property
     def offset(self) -> int:
@@ -162,7 +229,11 @@ class Scanner:
         data = self._tail + block if self._tail else block
         start = self._offset - len(data)
         line = data.rfind(b"\n") + 1
-        if self._is_runtimes(data):
+        if self._records or self._is_dockers(data):
+            end = line
+            pieces = bool(self._records) or _DOCKER_PIECE.search(data, 0, end) is not None
+            found = (self._search_records if pieces else self._search_whole)(data, end, start)
+        elif self._is_runtimes(data):
             # Its lines are short, and a CR may stand in any piece of one.
             end = line
             pieces = bool(self._joining) or _PIECE.search(data, 0, end) is not None
@@ -171,7 +242,25 @@ class Scanner:
             end = max(line, data.rfind(b"\r", line) + 1, data.rfind(b"\x00", line) + 1)
             found = self._search(data, end, start)
         self._keep(data, line, end)
+        if self._dialects:
+            self._listen(found)
         return iter(found)
+
+    def _look_for(self, literals: set[bytes]) -> None:
+        escaped = {_escaped(needle) for needle in literals}
+        escaped = {each for each in escaped if not any(needle in each for needle in literals)}
+        self._needles = tuple(sorted(literals | escaped))
+        self._searches = _searches(self._needles)
+
+    def _listen(self, found: list[tuple[int, bytes]]) -> None:
+        """Look for the lines of those engines alone whose heartbeats are among *found*."""
+        for _, line in reversed(found):
+            spoken = {d for d in self._dialects if any(beat in line for beat in d.beats)}
+            if not spoken <= self._spoken:
+                self._spoken |= spoken
+                self._look_for(self._common.union(*(dialect.others for dialect in self._spoken)))
+            if spoken:
+                return
 
     def finish(self) -> tuple[tuple[int, bytes], ...]:
         """Return the candidates in the unfinished line: nothing will follow it."""
@@ -179,6 +268,8 @@ class Scanner:
         for offset, line in self._joining.values():
             self._head = None
             found += self._cut(line, offset)
+        for offset, record in self._records.values():
+            found += self._cut_record(record, offset)
         self.reset(self._offset)
         return tuple(sorted(found))
 
@@ -186,6 +277,7 @@ class Scanner:
         """Forget the unfinished line and go on at byte *offset*."""
         self._offset, self._tail, self._head, self._skipping = offset, b"", None, False
         self._joining.clear()
+        self._records.clear()
 
     def skip_line(self) -> None:
         """Skip to the next end of a line or part: reading began somewhere in a line."""
@@ -202,6 +294,12 @@ class Scanner:
             return b""
         self._skipping = False
         return block[match.start() :]
+
+    @staticmethod
+    def _is_dockers(data: bytes) -> bool:
+        """Whether Docker wrote *data*: every line of its files is a record."""
+        # The first line may have begun before *data*; the second one is whole.
+        return any(_DOCKER.match(data, start) for start in (0, data.find(b"\n") + 1))
 
     def _is_runtimes(self, data: bytes) -> bool:
         """Whether a container runtime wrote *data*: every line of its files has its envelope."""
@@ -264,6 +362,47 @@ class Scanner:
             at = last + 1
         return found
 
+    def _search_whole(self, data: bytes, end: int, start: int) -> list[tuple[int, bytes]]:
+        """Return the candidates in ``data[:end]``, each record of which is a whole line."""
+        found: list[tuple[int, bytes]] = []
+        for offset, line in self._search(data, end, start):
+            separated = b"\\r" in line or b"\\u0000" in line
+            record = _record(line) if separated else None
+            found += [(offset, line)] if record is None else self._cut_record(record, offset)
+        return found
+
+    def _search_records(self, data: bytes, end: int, start: int) -> list[tuple[int, bytes]]:
+        """Return the candidates in ``data[:end]``, record by record: some texts are in pieces."""
+        found: list[tuple[int, bytes]] = []
+        at = 0
+        while at < end:
+            last = data.index(b"\n", at)
+            line, offset = data[at:last], max(0, start + at)
+            at = last + 1
+            record = _record(line)
+            if record is None:
+                found += self._cut(line, offset, within=False)
+                continue
+            before = self._records.pop(record.stream, None)
+            if before is not None:
+                offset = before[0]
+                record = replace(record, text=before[1].text + record.text)
+            if record.is_whole:
+                found += self._cut_record(record, offset)
+            elif len(record.text) <= MAX_LINE:
+                self._records[record.stream] = (offset, record)
+            else:
+                # Of a bar that rewrites itself without end only the last state may go on.
+                drawn, _, rest = record.text.rpartition(b"\r")
+                found += self._cut_record(replace(record, text=drawn), offset)
+                self._records[record.stream] = (offset, replace(record, text=rest[:MAX_HEAD]))
+        return found
+
+    def _cut_record(self, record: _Record, offset: int) -> Iterator[tuple[int, bytes]]:
+        """Yield a record for each part of a text with a needle."""
+        for _, part in self._cut(record.text.rstrip(b"\n"), offset, within=False):
+            yield offset, record.written(part)
+
     def _cut(self, line: bytes, offset: int, *, within: bool = True) -> Iterator[tuple[int, bytes]]:
         """Yield the parts of *line* with a needle; *within* says it may have begun earlier."""
         parts = _SEPARATORS.split(line)
@@ -287,6 +426,14 @@ class Scanner:
             if self._head is None:
                 self._head = self._tail[:MAX_HEAD]
             self._tail, self._skipping = b"", True
+
+
+def _escaped(needle: bytes) -> bytes:
+    """Return a needle as it stands within Docker's JSON."""
+    text = json.dumps(needle.decode("utf-8", "replace"), ensure_ascii=False)[1:-1]
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text.encode("utf-8", "replace")
 
 
 _Search = Callable[[bytes, int, int], "Iterator[re.Match[bytes]]"]

@@ -10,6 +10,7 @@ from typing import Final
 
 from hangwatch.core import stamps
 from hangwatch.core.framing import peel
+from hangwatch.model.following import Dialect
 from hangwatch.model.heartbeat import Heartbeat, Line, Peeled, SignalSeen
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.observation import BeatSeen, SignalArrived
@@ -26,6 +27,14 @@ def needles(profiles: Iterable[EngineProfile]) -> tuple[bytes, ...]:
         for needle in (*profile.needles, *(pattern.needle for pattern in profile.signals)):
             found[needle] = None
     return tuple(found)
+
+
+def dialects(profiles: Iterable[EngineProfile]) -> tuple[Dialect, ...]:
+    """Return the same literals, engine by engine."""
+    return tuple(
+        Dialect(beats=profile.needles, others=tuple(p.needle for p in profile.signals))
+        for profile in profiles
+    )
 
 
 def parse(
@@ -122,7 +131,8 @@ class _Writer:
 def _writer(peeled: Peeled, profile: EngineProfile, pid: int | None) -> _Writer:
     own = profile.prefix.fullmatch(peeled.actor) if profile.prefix is not None else None
     if peeled.pid is None:
-        return _Writer(host=peeled.host, pid=pid)
+        # A stream of several pods is written by nobody in them.
+        return _Writer(host=peeled.host, pid=None if peeled.host else pid)
     if own is None:
         return _Writer(host=peeled.host, pid=peeled.pid, relayed=True)
     # Every container has a process 1: that number tells nobody from anybody.

@@ -199,6 +199,7 @@ class Followers:
         request = FollowRequest(
             patterns=tuple(follower.patterns),
             needles=parsing.needles(self._profiles),
+            dialects=parsing.dialects(self._profiles),
             roots=self._roots,
             streams=follower.streams,
             mount=follower.place if follower.place.startswith("/") else "",

@@ -18,6 +18,19 @@ from hangwatch.model.time import Instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What the lines of one engine contain.
+
+    Attributes:
+        beats: Literals, one of which each of its heartbeats contains.
+        others: Literals of its other lines that matter.
+    """
+
+    beats: tuple[bytes, ...]
+    others: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FollowRequest:
     """Which logs to follow, and what to look for in them.
 
@@ -25,6 +38,8 @@ class FollowRequest:
         patterns: Paths, globs (``*``, ``?``, ``[…]`` in any component), directories (all files
             directly in them) and ``/proc/PID/fd/N``. What matches later is followed, too.
         needles: Literals; a line that contains one of them becomes a ``Line``.
+        dialects: Engines that the needles are of: once a heartbeat of one was found in a log, the
+            other lines of the others are not looked for in it any more.
         roots: Directories beneath which symbolic links may lead. Without any, a link may lead
             only beneath the directory that the first link of its path lies in.
         streams: Pipes to read instead of files, by source name: ``{"-": "/proc/42/fd/5"}``.
@@ -35,6 +50,7 @@ class FollowRequest:
 
     patterns: tuple[str, ...]
     needles: tuple[bytes, ...]
+    dialects: tuple[Dialect, ...] = ()
     roots: tuple[str, ...] = ()
     streams: Mapping[str, str] = field(default_factory=dict)
     mount: str = ""

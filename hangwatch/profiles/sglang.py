@@ -113,12 +113,6 @@ PROFILE: Final = EngineProfile(
         ),
         SignalPattern(
             signal=Signal.STARTING,
-            pattern=re.compile(rb"KV Cache is allocated\b"),
-            needle=b"KV Cache is allocated",
-            source="mem_cache/memory_pool.py",
-        ),
-        SignalPattern(
-            signal=Signal.STARTING,
             pattern=re.compile(rb"Capture \w+ graph (?:begin|end|bs)\b"),
             needle=b"Capture ",
             source="model_executor/model_runner.py, init_device_graphs",

@@ -201,7 +201,7 @@ def _with_arrivals(stream: Stream, seconds: Sequence[float]) -> Stream:
 
 def _scan(parts: Sequence[IO[bytes]], name: str, sought: _Sought) -> Stream:
     """Search the parts of one log, oldest first."""
-    scanner = Scanner(parsing.needles(sought.profiles))
+    scanner = Scanner(parsing.needles(sought.profiles), dialects=parsing.dialects(sought.profiles))
     records: list[Record] = []
     oddities = {"rotation"} if len(parts) > 1 else set()
     lines = 0
@@ -343,6 +343,7 @@ def _operated(case: Path, sought: _Sought) -> list[Stream]:
             FollowRequest(
                 patterns=tuple(f"{root}/{name}" for name in _followed(operations)),
                 needles=parsing.needles(sought.profiles),
+                dialects=parsing.dialects(sought.profiles),
                 roots=(str(root),),
             ),
             clock=clock,

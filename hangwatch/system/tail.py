@@ -226,7 +226,7 @@ class Tailer:
         self._positions = {position.source: position for position in positions}
         self._sources: dict[str, _Source] = {}
         self._streams = [
-            _Stream(path, _Source(name), Scanner(request.needles))
+            _Stream(path, _Source(name), Scanner(request.needles, dialects=request.dialects))
             for name, path in request.streams.items()
         ]
         self._left: dict[Key, _Left] = {}
@@ -248,7 +248,7 @@ class Tailer:
         """
         known = {stream.source.name for stream in self._streams} | set(self._request.streams)
         self._streams += [
-            _Stream(path, _Source(name), Scanner(request.needles))
+            _Stream(path, _Source(name), Scanner(request.needles, dialects=request.dialects))
             for name, path in request.streams.items()
             if name not in known
         ]
@@ -518,7 +518,7 @@ class Tailer:
         except OSError as error:
             self._fail(source, error, now)
             return
-        file.scanner = Scanner(self._needles(source))
+        file.scanner = Scanner(self._needles(source), dialects=self._request.dialects)
         if not self._resume_left(file) and not newborn and size:
             start = self._start(source.name, file.key, header, size)
             if start:
@@ -584,7 +584,7 @@ class Tailer:
             if error.errno != errno.ENOENT:
                 self._fail(source, error, now)
             return
-        new.scanner = Scanner(self._needles(source))
+        new.scanner = Scanner(self._needles(source), dialects=self._request.dialects)
         new.before = None if self._resume_left(new) else old
         new.joins = not _is_deleted(old.fd) and not _is_still_there(old)
         source.old.append(old)

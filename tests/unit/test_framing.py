@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.core.framing import MAX_HEAD, MAX_LINE, Scanner, peel
+from hangwatch.model.following import Dialect
 from hangwatch.model.heartbeat import Peeled
 
 BEAT = (
@@ -220,6 +222,85 @@ def test_the_unfinished_line_of_a_rotated_file_goes_on_in_the_next_one():
     assert 2 + len(BEAT) + len(BEAT[60:]) == scanner.offset
 
 
+def docker(text: bytes, *, stream: str = "stdout", end: str = "\n") -> bytes:
+    log = text.decode() + end
+    record = {"log": log, "stream": stream, "time": "2026-08-19T05:44:49.123456789Z"}
+    written = json.dumps(record, separators=(",", ":"))
+    for character in "<>&":
+        written = written.replace(character, f"\\u{ord(character):04x}")
+    return written.encode() + b"\n"
+
+
+def kubectl(text: bytes) -> bytes:
+    return b"[pod/rollout-7/engine] 2026-08-19T05:44:49.1Z " + text + b"\n"
+
+
+WRITTEN = datetime(2026, 8, 19, 5, 44, 49, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("wrap", [docker, kubectl])
+def test_the_line_in_an_envelope_keeps_its_stamp(wrap):
+    (found,) = [peel(line) for _, line in scan(wrap(BEAT))]
+
+    assert found.stamp is not None
+    assert (BEAT, WRITTEN) == (found.body, found.stamp.replace(microsecond=0))
+
+
+@pytest.mark.parametrize("wrap", [docker, kubectl])
+def test_rays_prefix_and_colour_come_off_within_an_envelope(wrap):
+    line = b"\x1b[36m(run_server pid=42, ip=192.0.2.9)\x1b[0m \x1b[32m" + BEAT + b"\x1b[0m"
+
+    (found,) = [peel(line) for _, line in scan(wrap(line))]
+
+    assert (BEAT, 42, "192.0.2.9") == (found.body, found.pid, found.host)
+
+
+def test_kubectls_prefix_names_the_pod():
+    (found,) = [peel(line) for _, line in scan(kubectl(b"(APIServer pid=1) " + BEAT))]
+
+    assert ("rollout-7", 1, BEAT) == (found.host, found.pid, found.body)
+
+
+def test_a_needle_with_quotes_is_found_although_docker_escapes_them():
+    line = b'INFO: 192.0.2.7:1 - "POST /v1/completions HTTP/1.1" 200 OK in "eu" <b>'
+    needles = (b'"POST /v1/', b'in "eu" <b>')
+
+    assert [line] == [peel(hit).body for _, hit in scan(docker(line), needles=needles[:1])]
+    assert [line] == [peel(hit).body for _, hit in scan(docker(line), needles=needles[1:])]
+
+
+def test_a_line_that_docker_split_over_several_records_is_joined_stream_by_stream():
+    stream = (
+        docker(BEAT[:30], end="")
+        + docker(b"half of", stream="stderr", end="")
+        + docker(BEAT[30:33], end="")
+        + docker(b"another line", stream="stderr")
+        + docker(BEAT[33:])
+        + docker(BEAT)
+    )
+
+    assert [BEAT, BEAT] == bodies(stream)
+    assert [BEAT, BEAT] == bodies(*(stream[i : i + 1] for i in range(len(stream))))
+
+
+def test_a_bar_that_docker_split_without_end_costs_no_memory():
+    scanner = Scanner((NEEDLE,))
+    for _ in range(100):
+        list(scanner.feed(docker(b"10%|#  | 1/9 [00:00<00:01, 1.0it/s]\r" * 400, end="")))
+    found = list(scanner.feed(docker(BEAT)))
+
+    assert [BEAT] == [peel(line).body for _, line in found]
+    assert 4 * MAX_LINE > sum(len(record.text) for _, record in scanner._records.values())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"log":"', b'{"log":"x"', b'{"log":"x","stream":1,"time":null}', b'{"log":"\\ud800"}'],
+)
+def test_what_only_looks_like_dockers_is_peeled_all_the_same(line):
+    assert isinstance(peel(line).body, bytes)
+
+
 TEXT = st.lists(
     st.sampled_from([b"\r", b"\x00", NEEDLE, b"Avg", b" thr ", b"(in/out)", b"noise", b"x" * 50]),
     max_size=8,
@@ -231,7 +312,16 @@ RUNTIME = st.lists(
 ).map(lambda lines: b"".join(b"2026-08-19T05:44:49.1Z %b %b %b\n" % line for line in lines))
 
 
-@given(PLAIN | RUNTIME, st.lists(st.integers(1, 200), max_size=20))
+DOCKER = st.lists(
+    st.tuples(TEXT, st.sampled_from(["stdout", "stderr"]), st.booleans()), max_size=12
+).map(
+    lambda records: b"".join(
+        docker(text, stream=stream, end="\n" if whole else "") for text, stream, whole in records
+    )
+)
+
+
+@given(PLAIN | RUNTIME | DOCKER, st.lists(st.integers(1, 200), max_size=20))
 def test_block_boundaries_change_nothing(stream, cuts):
     blocks, at = [], 0
     for size in cuts:
@@ -250,3 +340,27 @@ def test_needles_that_share_a_search_find_what_they_would_find_alone(needles, st
     expected = [line for line in stream.split(b"\n") if any(needle in line for needle in needles)]
 
     assert expected == [line for _, line in scan(stream, needles=tuple(needles))]
+
+
+LMDEPLOY = Dialect(beats=(NEEDLE,), others=(b"sleep",))
+VLLM = Dialect(beats=(b"Avg prompt",), others=(b"pause",))
+LINES = (b"sleep\n", b"pause\n", BEAT + b"\n", b"sleep\n", b"pause\n", b"common\n")
+
+
+def test_once_an_engine_was_heard_only_its_own_lines_are_looked_for():
+    needles = (*LMDEPLOY.beats, *LMDEPLOY.others, *VLLM.beats, *VLLM.others, b"common")
+    scanner = Scanner(needles, dialects=(LMDEPLOY, VLLM))
+
+    found = [hit for line in LINES for _, hit in scanner.feed(line)]
+
+    assert [b"sleep", b"pause", BEAT, b"sleep", b"common"] == found
+
+
+def test_another_engine_may_still_be_heard_in_the_same_log():
+    needles = (*LMDEPLOY.beats, *LMDEPLOY.others, *VLLM.beats, *VLLM.others)
+    scanner = Scanner(needles, dialects=(LMDEPLOY, VLLM))
+    lines = (BEAT + b"\n", b"Avg prompt\n", b"pause\n", b"sleep\n")
+
+    found = [hit for line in lines for _, hit in scanner.feed(line)]
+
+    assert [BEAT, b"Avg prompt", b"pause", b"sleep"] == found

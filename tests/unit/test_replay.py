@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from hangwatch.cli.main import command as hangwatch
-from hangwatch.core.replay import replay
+from hangwatch.core.replay import heard, replay
 from hangwatch.model.policy import Policy
 from hangwatch.model.replay import LogMaterial, ReplayResult
 from hangwatch.profiles.lmdeploy import PROFILE
+from hangwatch.registry import profiles
 from hangwatch.system import logmaterial
 
 PROFILES = {"lmdeploy": PROFILE}
@@ -270,3 +271,18 @@ def test_bad_input_gets_one_sentence_with_its_remedy(
     assert code == result.exit_code
     assert words in result.output
     assert "Traceback" not in result.output
+
+
+def test_pods_in_one_stream_of_kubectl_are_several_instances():
+    line = (
+        "[pod/rollout-{pod}/engine] 2026-03-04T05:{minute:02}:00.1Z (APIServer pid=1) INFO 03-04 "
+        "05:{minute:02}:00 [loggers.py:271] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg "
+        "generation throughput: 2.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs\n"
+    )
+    log = "".join(line.format(pod=pod, minute=minute) for minute in range(3) for pod in "ab")
+
+    material = logmaterial.of({"pods.log": log.encode()}, profiles=profiles().values(), zone=UTC)
+    found = heard(material, profiles=profiles())
+
+    assert ["rollout-a/Engine 000", "rollout-b/Engine 000"] == [k.name for k in found.instances]
+    assert "vllm" == found.engine
