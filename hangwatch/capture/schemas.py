@@ -138,6 +138,38 @@ class Replay(Judged):
     problems: list[str]
 
 
+class TuneSetting(_Document):
+    """What one limit would have done."""
+
+    stall_after_s: float
+    false_alarms: int
+    stops_found: int
+    stops_missed: int
+
+
+class TuneSilence(Stall):
+    """Time without progress with work."""
+
+    ended: bool
+
+
+class Tune(_Document):
+    """``hangwatch replay --tune --json``."""
+
+    schema_: Literal["hangwatch.tune/1"] = Field(alias="schema")
+    heartbeats: int
+    instances: int
+    engine_hours: float
+    gaps: int
+    enough: bool
+    settings: list[TuneSetting]
+    silences: list[TuneSilence]
+    present_s: float
+    calibrated_s: float
+    recommended_s: float
+    reason: str
+
+
 class Attach(_Document):
     """``hangwatch attach --now --json``."""
 
@@ -488,6 +520,7 @@ class LooseMetrics(RootModel[Annotated[list[str], Field(description="Lines of Pr
 DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "hangwatch.diagnose.1": Diagnose,
     "hangwatch.replay.1": Replay,
+    "hangwatch.tune.1": Tune,
     "hangwatch.attach.1": Attach,
     "hangwatch.watch.1": WatchEvent,
     "hangwatch.manifest.1": Manifest,

@@ -16,11 +16,13 @@ from hangwatch.core import contracts, loose
 from hangwatch.core.layout import Kind, place
 from hangwatch.core.questions import number_of
 from hangwatch.core.replay import continued, heard, replay
+from hangwatch.core.tuning import tune
 from hangwatch.errors import UsageError
 from hangwatch.model.incident import Transition
 from hangwatch.model.observation import Observation
 from hangwatch.model.policy import Policy
 from hangwatch.model.replay import ReplayResult
+from hangwatch.model.tuning import Tuning
 from hangwatch.model.verdict import ALARMS
 from hangwatch.registry import profiles
 from hangwatch.system import evidence, logmaterial
@@ -30,6 +32,12 @@ FOUND = 3
 
 MAX_NAMES = 3
 """Instances that a line of the timeline names."""
+
+MAX_STOPS = 10
+"""Stops that the trade-off lists."""
+
+CHART = 30
+"""Characters of the longest bar of a chart."""
 
 MAX_SNAPSHOT = 64 << 20
 
@@ -45,6 +53,12 @@ MAX_SNAPSHOT = 64 << 20
     metavar="TIME",
     help="When the evaluation ends; the end of the log by default.",
 )
+@click.option(
+    "--tune",
+    "tuning",
+    is_flag=True,
+    help="Show what each --stall-after would have meant: false alarms against latency.",
+)
 @limits
 @click.option("--profile", "engine", help="Look for this engine only; `hangwatch list` names them.")
 def command(
@@ -52,6 +66,7 @@ def command(
     *,
     as_json: bool,
     until: datetime | None,
+    tuning: bool,
     zone: tzinfo | None,
     heartbeat_interval: float | None,
     stall_after: float,
@@ -60,6 +75,7 @@ def command(
     """Run the detector over old logs.
 
     PATHS are logs, folders of logs, or case folders. Exit code 3 says that it ended with an alarm.
+    With --tune, the exit code is 0: the question is not how it ended.
     """
     engines = profiles()
     if engine is not None:
@@ -71,6 +87,13 @@ def command(
     now = in_zone(until, naive)
     material = logmaterial.read(paths, profiles=engines.values(), zone=naive, until=now)
     end = material.ends_at if now is None else material.epoch.instant_of(now)
+    if tuning:
+        tuned = tune(material, profiles=engines, policy=policy, until=end)
+        if as_json:
+            click.echo(json.dumps(contracts.tuned(tuned), ensure_ascii=False, indent=1))
+        else:
+            click.echo("\n".join((*_trade_off(tuned), *map("note: {}".format, material.problems))))
+        return
     files = _snapshot_files(paths)
     snapshots: tuple[Observation, ...] = ()
     if files:
@@ -168,3 +191,42 @@ def _names(changes: Sequence[Transition]) -> str:
         return names[0]
     more = ", …" if len(names) > MAX_NAMES else ""
     return f"{len(names)} instances: {', '.join(names[:MAX_NAMES])}{more}"
+
+
+def _trade_off(result: Tuning) -> Iterator[str]:
+    """Yield the trade-off as a table with a bar for each setting, and what to choose."""
+    if not result.heartbeats:
+        yield "no heartbeat was found: is this what the engine prints?"
+        return
+    yield (
+        f"{number_of(result.heartbeats, 'heartbeat')} of {number_of(result.instances, 'instance')}"
+        f" in {result.hours:.1f} engine hours; {number_of(result.gaps, 'gap')} with work"
+    )
+    yield ""
+    yield "stall_after  stops noticed  false alarms"
+    stops = max(setting.found + setting.missed for setting in result.settings)
+    most = max(setting.false for setting in result.settings)
+    for setting in result.settings:
+        bar = "█" * -(-setting.false * CHART // most) if most else ""
+        marks = [
+            word
+            for word, limit in (("now", result.present), ("recommended", result.recommended))
+            if limit == setting.stall_after
+        ]
+        noticed = f"{setting.found} of {stops}"
+        row = f"{setting.stall_after:>9g} s  {noticed:>13}  {setting.false:>12}  {bar}"
+        yield f"{row.rstrip()}{'  ← ' + ', '.join(marks) if marks else ''}"
+    yield ""
+    for stop in result.stops[:MAX_STOPS]:
+        began = contracts.instant(result.epoch, stop.since)
+        yield f"stop of {stop.instance.name} at {began}: nothing for {stop.seconds:.0f} s"
+    if result.stops:
+        yield (
+            "A stop is noticed as long after it began as stall_after says, sooner where /health or"
+            " process states are asked. Whether it was a hang or a job that ended, the log cannot"
+            " tell."
+        )
+    if not result.enough:
+        yield "note: the logs are short: the rarest silences, which are the longest, may be missing"
+    yield f"recommended: --stall-after {result.recommended:g} ({result.reason})"
+    yield f"calibration would have chosen {result.calibrated:.0f} s by the end of these logs"

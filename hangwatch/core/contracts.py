@@ -14,9 +14,11 @@ from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.incident import Incident, Transition
 from hangwatch.model.replay import ReplayResult
 from hangwatch.model.time import Epoch, Instant
+from hangwatch.model.tuning import Tuning
 from hangwatch.model.verdict import StopWindow, Verdict
 
 REPLAY: Final = "hangwatch.replay/1"
+TUNE: Final = "hangwatch.tune/1"
 
 
 def moment(wall: datetime) -> str:
@@ -126,4 +128,38 @@ def replayed(result: ReplayResult) -> dict[str, Any]:
         },
         "notes": list(result.notes),
         "problems": list(result.problems),
+    }
+
+
+def tuned(result: Tuning) -> dict[str, Any]:
+    """Return the document of ``hangwatch replay --tune --json``."""
+    return {
+        "schema": TUNE,
+        "heartbeats": result.heartbeats,
+        "instances": result.instances,
+        "engine_hours": round(result.hours, 3),
+        "gaps": result.gaps,
+        "enough": result.enough,
+        "settings": [
+            {
+                "stall_after_s": setting.stall_after,
+                "false_alarms": setting.false,
+                "stops_found": setting.found,
+                "stops_missed": setting.missed,
+            }
+            for setting in result.settings
+        ],
+        "silences": [
+            {
+                "instance": silence.instance.name,
+                "since": instant(result.epoch, silence.since),
+                "seconds": round(silence.seconds, 3),
+                "ended": silence.ended,
+            }
+            for silence in result.silences
+        ],
+        "present_s": result.present,
+        "calibrated_s": round(result.calibrated, 3),
+        "recommended_s": result.recommended,
+        "reason": result.reason,
     }

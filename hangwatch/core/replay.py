@@ -160,6 +160,13 @@ def heard(material: LogMaterial, *, profiles: Mapping[str, EngineProfile]) -> He
     return Heard(instances=tuple(log.beats) or (InstanceKey(),), engine=most[0][0] if most else "")
 
 
+def batches(
+    material: LogMaterial, *, profiles: Mapping[str, EngineProfile], until: Instant
+) -> Iterator[tuple[Instant, list[Observation]]]:
+    """Yield what *material* shows, instant by instant, for who steps a detector by himself."""
+    return _batches(material, tuple(profiles.values()), until, _Log())
+
+
 def continued(
     material: LogMaterial,
     *,
