@@ -1,7 +1,8 @@
 """``python -m benchmarks [NAME…]``: run measurements, print Markdown tables; ``--list`` names them.
 
 A benchmark is a module of this package with a ``measure()`` that returns rows: mappings of the same
-keys, which become the columns. Its docstring is the method, and is printed with the table.
+keys, which become the columns; or several lists of rows by their titles. Its docstring is the
+method, and is printed with the tables.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def main() -> None:
         module = importlib.import_module(f"benchmarks.{name}")
         summary, _, method = (module.__doc__ or "").partition("\n")
         print(f"## {name}\n\n{summary}\n{method.rstrip()}\n")
-        print(table(module.measure()), end="\n\n", flush=True)
+        found = module.measure()
+        for title, rows in found.items() if isinstance(found, Mapping) else [("", found)]:
+            print(f"### {title}\n" if title else "")
+            print(table(rows), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":
