@@ -114,7 +114,9 @@ def _watch(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
 
     # Beside a daemon that may be running here; what an attached watch learns, it need not keep.
     settings = resolved.settings
-    own = settings.model_copy(update={"state": settings.state / f"attach-{kin.pid}"})
+    own = settings.model_copy(
+        update={"state": settings.state / f"attach-{kin.pid}", "listen": ""}  # the daemon has it
+    )
     with suppress(OSError):
         ensure_key(own.state, ensure_key(settings.state))
     clock = SystemClock()

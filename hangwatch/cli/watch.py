@@ -38,6 +38,11 @@ from hangwatch.system.clock import SystemClock
     default=None,
     help="Only report incidents: capture nothing, and write down what would have been captured.",
 )
+@click.option(
+    "--listen",
+    metavar="ADDRESS:PORT",
+    help="Answer GET /metrics and /healthz there; port 0 picks one  [default: nowhere]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
 def command(logs: tuple[str, ...], config: Path | None, as_json: bool, **flags: Any) -> None:
     """Follow logs, endpoints and processes; capture each incident once.

@@ -123,6 +123,11 @@ class Followers:
         pids = (follower.keeper.pid for follower in self._followers.values())
         return tuple(pid for pid in pids if pid is not None)
 
+    @property
+    def losses(self) -> int:
+        """How often a follower was lost."""
+        return sum(follower.keeper.losses for follower in self._followers.values())
+
     def follow(
         self,
         patterns: Iterable[str],

@@ -50,6 +50,7 @@ class Loop:
     Attributes:
         state: All that is known.
         turns: How often it went round.
+        pauses: How often it stood still for longer than counts as listening.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Loop:
         """
         self.state = state
         self.turns = 0
+        self.pauses = 0
         self._clock = clock
         self._policy = policy
         self._senses = senses
@@ -91,6 +93,7 @@ class Loop:
         self.turns += 1
         if pause > self._policy.loop_gap:
             # We, or the whole machine, stood still: nobody listened in between.
+            self.pauses += 1
             log.warning("hangwatch.loop_paused", seconds=round(pause, 3))
             observations = (LoopPaused(at=now, seconds=pause), *observations)
         if observations or (self._due is not None and now >= self._due):

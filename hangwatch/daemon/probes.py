@@ -70,6 +70,11 @@ class Probes:
         """The child, for whoever measures or kills it."""
         return () if self._keeper.pid is None else (self._keeper.pid,)
 
+    @property
+    def losses(self) -> int:
+        """How often the prober was lost."""
+        return self._keeper.losses
+
     def wires(self) -> Iterable[Wire]:
         """Return the channel of the prober."""
         return () if self._keeper.wire is None else (self._keeper.wire,)

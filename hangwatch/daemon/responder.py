@@ -56,7 +56,12 @@ class _Capture:
 
 
 class Responder:
-    """Runs the captures of incidents, one conductor each; one of the loop's parts."""
+    """Runs the captures of incidents, one conductor each; one of the loop's parts.
+
+    Attributes:
+        stopping: Whether ``stop`` was called.
+        losses: How often a conductor was lost.
+    """
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class Responder:
         self._captures: dict[str, _Capture] = {}
         self._ended: list[Observation] = []
         self.stopping = False
+        self.losses = 0
 
     @property
     def busy(self) -> bool:
@@ -229,6 +235,7 @@ class Responder:
         """Part from a conductor; its workers die with it."""
         child, capture.child = capture.child, None
         if child is not None:
+            self.losses += 1
             child.kill()
             child.close(0.0)
         capture.asked_at = None

@@ -87,12 +87,18 @@ class Search:
         self._seen: dict[str, RaySession] = {}
         self._ask_at = clock.now()
         self._keeper: Keeper | None = None
+        self._lost = 0
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The child, for whoever measures or kills it."""
         pid = None if self._keeper is None else self._keeper.pid
         return () if pid is None else (pid,)
+
+    @property
+    def losses(self) -> int:
+        """How often the child was lost."""
+        return self._lost + (0 if self._keeper is None else self._keeper.losses)
 
     def sessions(self) -> None:
         """Look for Ray sessions from now on."""
@@ -139,6 +145,7 @@ class Search:
         """End the child."""
         if self._keeper is not None:
             self._keeper.close(0.2)
+            self._lost += self._keeper.losses
             self._keeper = None
 
     def _questions(self) -> Iterable[Mapping[str, Any]]:

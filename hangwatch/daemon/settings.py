@@ -89,6 +89,8 @@ class Settings(BaseModel):
     """Whether a job is known to run that should bring work; a driver that is seen is enough."""
     observe_only: Annotated[bool, Field(title="true or false")] = False
     """Whether incidents are only reported: nothing is captured."""
+    listen: str = Field("", title="an address and port: 127.0.0.1:9464")
+    """Where our own ``/metrics`` and ``/healthz`` answer; by default nowhere."""
     grace: Seconds = 25.0
     """Time after SIGTERM in which a running capture may finish its bundle."""
     log_format: Literal["auto", "console", "json"] = Field(

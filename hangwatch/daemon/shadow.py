@@ -36,6 +36,7 @@ class Shadow:
             withhold: Told each incident that is not captured, once.
         """
         self.stopping = False
+        self.losses = 0
         self._clock = clock
         self._stage_a = stage_a
         self._withhold = withhold
@@ -46,11 +47,6 @@ class Shadow:
     def busy(self) -> bool:
         """Whether an incident waits to be withheld, or for the loop to hear that it was."""
         return bool(self._waiting or self._ended)
-
-    @property
-    def losses(self) -> int:
-        """How many children were lost: there are none."""
-        return 0
 
     def begin(self, incident: Incident) -> None:
         """Take in an incident."""

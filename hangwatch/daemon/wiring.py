@@ -22,6 +22,7 @@ watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
   ``cause``), ``watched``, ``window``, ``notice``, ``processes`` (pids known to belong to them);
 - ``lease_taken``, ``lease_returned``, ``lease_ended``: ``lease`` (its id), ``until``, ``reason``,
   ``holder``; a taken one has ``seconds`` and ``capped``, too;
+- ``listening``: ``url`` of our own endpoint;
 - ``closed``: ``incident``, ``verdict``; ``stall``: ``instance``, ``since``, ``seconds``;
 - ``stopping``.
 """
@@ -37,7 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hangwatch import registry
 from hangwatch.core import advance, layout
@@ -80,10 +81,17 @@ from hangwatch.system.keys import KeyFile
 from hangwatch.system.logs import log
 from hangwatch.system.notify import Notifier
 
+if TYPE_CHECKING:
+    from hangwatch.daemon.metrics import Metrics
+    from hangwatch.system.endpoint import Endpoint
+
 SCHEMA: Final = "hangwatch.watch/1"
 
 SAVE_EVERY: Final = 10.0
 """Seconds between two writes of what must survive us."""
+
+PUBLISH_EVERY: Final = 0.5
+"""Seconds between two snapshots of our metrics."""
 
 MAX_TOLD_BEATS: Final = 6000
 """Beats that a capture is told of: 3 MB of a message."""
@@ -140,6 +148,7 @@ class Watch:
         self._lost: str = ""
         self._save_soon = False
         self._withheld = 0
+        self._metrics: Metrics | None = None
 
     @property
     def children(self) -> tuple[int, ...]:
@@ -175,6 +184,8 @@ class Watch:
             with suppress(OSError):  # a bundle without it has pseudonyms of its own
                 ensure_key(self._settings.state)
             self._build(state)
+            if self._settings.listen:
+                stack.callback(self._listen(self._settings.listen).close)
             for part in self._parts:
                 stack.callback(part.close)
             stack.enter_context(self._signals())
@@ -259,8 +270,29 @@ class Watch:
             return Shadow(clock=self._clock, stage_a=gap, withhold=self._withhold)
         return Responder(clock=self._clock, request=self._request, tell=self._captured)
 
+    def _listen(self, address: str) -> Endpoint:
+        """Let our own metrics be asked for."""
+        from hangwatch.daemon.metrics import Metrics  # 10 MB that only this needs
+        from hangwatch.system.endpoint import Endpoint
+
+        self._metrics = Metrics(self._clock)
+        endpoint = Endpoint(address, self._metrics.routes())
+        endpoint.start()
+        log.info("hangwatch.listening", url=endpoint.url)
+        self._say("listening", url=endpoint.url)
+        return endpoint
+
+    def _publish(self, metrics: Metrics) -> None:
+        assert self.loop is not None
+        metrics.publish(
+            self.loop.state,
+            children_lost=sum(part.losses for part in self._parts),
+            loop_pauses=self.loop.pauses,
+            leases=len(self._leases.held),
+        )
+
     def _begin(self) -> None:
-        self._saved_at = self._told_alive_at = self._clock.now()
+        self._saved_at = self._told_alive_at = self._published_at = self._clock.now()
         patterns = self._patterns
         self._followers.follow(patterns, self._streams)
         for pid in self._pids:
@@ -298,6 +330,9 @@ class Watch:
         while not self._ended():
             self.loop.turn()
             now = self._clock.now()
+            if self._metrics is not None and now - self._published_at >= PUBLISH_EVERY:
+                self._published_at = now
+                self._publish(self._metrics)
             if now - self._told_alive_at >= alive_every:
                 self._told_alive_at = now
                 notifier.alive()
@@ -350,9 +385,13 @@ class Watch:
         match action:
             case Report(transition=transition):
                 self._history.turn(transition)
+                if self._metrics is not None:
+                    self._metrics.changed(transition.after)
                 self._report(transition)
             case StartCapture(incident=incident):
                 self._announce(incident)
+                if self._metrics is not None:
+                    self._metrics.began(incident)
                 self._responder.begin(incident)
                 self._save_soon = True
             case UpdateCapture(incident=incident):
@@ -408,6 +447,10 @@ class Watch:
             "window": self._window(incident.window),
         }
 
+    def _count(self, result: str) -> None:
+        if self._metrics is not None:
+            self._metrics.captured(result)
+
     def _captured(self, kind: str, incident: str, facts: Mapping[str, Any]) -> None:
         match kind:
             case "progress":
@@ -430,6 +473,7 @@ class Watch:
                     "cause": facts.get("cause", ""),
                 }
                 log.warning("hangwatch.bundle_written", **told)
+                self._count("written")
                 self._save_soon = True
                 try:
                     self._state.add_bundle({**told, "at": self._wall(self._clock.now())})
@@ -439,10 +483,12 @@ class Watch:
             case _:
                 told = {"error": facts.get("error", ""), "hint": facts.get("hint", "")}
                 log.error("hangwatch.capture_failed", incident=incident, **told)
+                self._count("failed")
                 self._say("capture_failed", incident=incident, **told)
 
     def _withhold(self, incident: Incident) -> None:
         """Write down what would have been captured."""
+        self._count("withheld")
         self._withheld += 1
         request = self._request(incident)
         stopped = {i.pid for i in request.instances if i.stopped and i.pid is not None}
