@@ -17,6 +17,7 @@ from typing import Final
 from hangwatch import registry
 from hangwatch.core import loose
 from hangwatch.core.codec import CodecError
+from hangwatch.core.definition import define
 from hangwatch.core.diagnosis import diagnose
 from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, place
 from hangwatch.core.redaction import Redactor
@@ -49,6 +50,7 @@ def read(
     now: datetime | None = None,
     zone: tzinfo | None = None,
     profile: str = "",
+    defined: tuple[EngineProfile, ...] = (),
 ) -> Dossier:
     """Return the dossier of a bundle, packed or unpacked, or of loose evidence.
 
@@ -59,6 +61,7 @@ def read(
         zone: Zone of naive stamps; ``None`` takes that of *now*, else the local one.
         profile: Engine profile; ``""`` takes a bundle's own, else the one that the logs, the
             metrics or the processes point to.
+        defined: Profiles besides the built-in ones; a bundle brings those of its time.
 
     Raises:
         NotABundleError: There is no evidence, or it is damaged.
@@ -67,14 +70,14 @@ def read(
     chosen = tuple(paths)
     files = evidence.read(chosen)
     if files.is_bundle:
-        return _bundle(files, profile)
+        return _bundle(files, profile, defined)
     return _loose(
         files,
         chosen,
         policy=policy or Policy(),
         now=now,
         zone=zone,
-        profiles=registry.chosen(profile),
+        profiles=registry.chosen(profile, defined),
     )
 
 
@@ -90,10 +93,10 @@ def read_bundle(path: Path) -> Dossier:
             f"{path} is no bundle: {MANIFEST} or {INCIDENT} is missing; for loose evidence use "
             "hangwatch diagnose"
         )
-    return _bundle(files, "")
+    return _bundle(files, "", ())
 
 
-def _bundle(files: EvidenceFiles, profile: str) -> Dossier:
+def _bundle(files: EvidenceFiles, profile: str, defined: tuple[EngineProfile, ...]) -> Dossier:
     try:
         result = loose.recorded(files.files)
     except (CodecError, ValueError, KeyError) as error:
@@ -101,20 +104,33 @@ def _bundle(files: EvidenceFiles, profile: str) -> Dossier:
             f"{files.origin} has an {INCIDENT} that cannot be understood ({error}): it may come "
             "from a later version of hangwatch"
         ) from error
-    name = profile or _recorded_profile(files.files)
+    defined = (*_recorded_profiles(files.files), *defined)
+    name = profile or _recorded_profile(files.files, defined)
     return loose.dossier(
         files.files,
         origin=files.origin,
         result=result,
-        profile=registry.profile(name),
+        profile=registry.profile(name, defined),
         sizes=files.sizes,
         problems=files.problems,
     )
 
 
-def _recorded_profile(files: Mapping[str, bytes]) -> str:
+def _recorded_profile(files: Mapping[str, bytes], defined: tuple[EngineProfile, ...]) -> str:
     name = json.loads(files[INCIDENT]).get("profile")
-    return name if isinstance(name, str) and name in registry.profiles() else "lmdeploy"
+    return name if isinstance(name, str) and name in registry.profiles(defined) else "lmdeploy"
+
+
+def _recorded_profiles(files: Mapping[str, bytes]) -> tuple[EngineProfile, ...]:
+    """Return the profiles that the configuration of a bundle's time defined, as far as they are."""
+    found = []
+    try:
+        settings = json.loads(files[MANIFEST])["settings"]["profiles"]["value"]
+        for name, table in settings.items():
+            found.append(define(name, table))
+    except (KeyError, TypeError, AttributeError, ValueError):
+        pass  # an older bundle, a redacted expression: its own profile is missing then
+    return tuple(found)
 
 
 def _loose(

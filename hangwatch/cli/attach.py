@@ -64,7 +64,9 @@ def command(
         raise UsageError("--now captures and --dry-run does not: leave one of them out")
     procfs.identify(pid)
     resolved = resolve(flags, file=config)
-    kin = ask_kin(pid, registry.chosen(resolved.settings.profile).values())
+    kin = ask_kin(
+        pid, registry.chosen(resolved.settings.profile, resolved.settings.defined()).values()
+    )
     if kin.problem:
         raise TargetNotFoundError(kin.problem)
     if not as_json:
@@ -181,7 +183,7 @@ def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:
 
     clock = SystemClock()
     settings = resolved.settings
-    profiles = registry.chosen(settings.profile)
+    profiles = registry.chosen(settings.profile, settings.defined())
     return CaptureRequest(
         id=f"{clock.wall():%Y%m%dT%H%M%S}-{kin.pid}",
         kind=CaptureKind.INCIDENT,
@@ -276,7 +278,7 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         ensure_key(resolved.settings.state)
     request = _request(resolved, kin)
     progress, done = _progress()
-    profiles = registry.chosen(resolved.settings.profile)
+    profiles = registry.chosen(resolved.settings.profile, resolved.settings.defined())
     known = [request]
 
     def rejudge(stage_a: StageA) -> str:

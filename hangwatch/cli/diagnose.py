@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from hangwatch.cli.options import limits
+from hangwatch.cli.options import config as with_config
+from hangwatch.cli.options import defined_in, limits
 from hangwatch.cli.times import in_zone, moment, zone_of
 from hangwatch.core.diagnosis import ALARM_WORDS
 from hangwatch.model.policy import Policy
@@ -29,6 +30,7 @@ FOUND = 3
 )
 @limits
 @click.option("--profile", "engine", default="", help="Engine; `hangwatch list` names them.")
+@with_config
 def command(
     paths: tuple[Path, ...],
     *,
@@ -38,6 +40,7 @@ def command(
     heartbeat_interval: float | None,
     stall_after: float,
     engine: str,
+    config: Path | None,
 ) -> None:
     """Explain what happened.
 
@@ -58,6 +61,7 @@ def command(
         # What was taken elsewhere may know its own zone.
         zone=None if now is None and zone is None else naive,
         profile=engine,
+        defined=defined_in(config),
     )
     diagnosis = reading.explain(dossier)
     if as_json:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
 from hangwatch import registry
+from hangwatch.cli.options import config as with_config
+from hangwatch.cli.options import defined_in
+from hangwatch.model.profile import EngineProfile
 
 
-def _profiles() -> dict[str, str]:
-    return {name: profile.title for name, profile in registry.profiles().items()}
+def _profiles(defined: tuple[EngineProfile, ...] = ()) -> dict[str, str]:
+    return {name: profile.title for name, profile in registry.profiles(defined).items()}
 
 
 def _collectors() -> dict[str, str]:
@@ -51,9 +55,14 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
 )
 @click.argument("kind", required=False, type=click.Choice(list(KINDS)))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(kind: str | None, as_json: bool) -> None:
+@with_config
+def command(kind: str | None, as_json: bool, config: Path | None) -> None:
     """List the engine profiles, collectors, rules, renderers and demo faults there are."""
-    found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
+    defined = defined_in(config)
+    found = {
+        name: _profiles(defined) if name == "profiles" else KINDS[name]()
+        for name in ([kind] if kind else KINDS)
+    }
     if as_json:
         click.echo(json.dumps({"schema": "hangwatch.list/1", **found}, indent=2))
         return

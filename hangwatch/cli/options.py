@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hangwatch.cli.times import offset
 from hangwatch.model.policy import Policy
+
+if TYPE_CHECKING:
+    from hangwatch.model.profile import EngineProfile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +29,28 @@ def limits(function: F) -> F:
     for option in reversed(_LIMITS):
         function = option(function)
     return function
+
+
+def config(function: F) -> F:
+    """Add ``--config`` to a verb that reads nothing but profiles in it."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        help="TOML file with [profiles.NAME], for engines that hangwatch does not know.",
+    )(function)
+
+
+def defined_in(file: Path | None) -> tuple[EngineProfile, ...]:
+    """Return the engine profiles that a configuration file defines.
+
+    Raises:
+        ConfigError: It cannot be read, or holds what is no setting.
+    """
+    if file is None:
+        return ()
+    from hangwatch.daemon.settings import defined
+
+    return defined(file)
 
 
 _LIMITS = (

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import click
 
-from hangwatch.cli.options import limits
+from hangwatch import registry
+from hangwatch.cli.options import config as with_config
+from hangwatch.cli.options import defined_in, limits
 from hangwatch.cli.times import in_zone, moment, zone_of
 from hangwatch.core import contracts, loose
 from hangwatch.core.layout import Kind, place
 from hangwatch.core.questions import number_of
 from hangwatch.core.replay import continued, heard, replay
 from hangwatch.core.tuning import tune
-from hangwatch.errors import UsageError
 from hangwatch.model.incident import Transition
 from hangwatch.model.observation import Observation
 from hangwatch.model.policy import Policy
 from hangwatch.model.replay import ReplayResult
 from hangwatch.model.tuning import Tuning
 from hangwatch.model.verdict import ALARMS
-from hangwatch.registry import profiles
 from hangwatch.system import evidence, logmaterial
 
 FOUND = 3
@@ -61,6 +61,7 @@ MAX_SNAPSHOT = 64 << 20
 )
 @limits
 @click.option("--profile", "engine", help="Look for this engine only; `hangwatch list` names them.")
+@with_config
 def command(
     paths: tuple[Path, ...],
     *,
@@ -71,17 +72,14 @@ def command(
     heartbeat_interval: float | None,
     stall_after: float,
     engine: str | None,
+    config: Path | None,
 ) -> None:
     """Run the detector over old logs.
 
     PATHS are logs, folders of logs, or case folders. Exit code 3 says that it ended with an alarm.
     With --tune, the exit code is 0: the question is not how it ended.
     """
-    engines = profiles()
-    if engine is not None:
-        if engine not in engines:
-            raise UsageError(f"there is no profile {engine!r}: choose from {', '.join(engines)}")
-        engines = {engine: engines[engine]}
+    engines = registry.chosen(engine or registry.AUTO, defined_in(config))
     policy = Policy(heartbeat_interval=heartbeat_interval, stall_after=stall_after)
     naive = zone_of(until, zone)
     now = in_zone(until, naive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -155,12 +156,8 @@ def _beat(
         if match := family.search(peeled.body, alive.start()):
             groups = match.groupdict()
             break
-    numbers: dict[str, float] = {
-        name: float(text) for name in _FLOATS if (text := groups.get(name)) is not None
-    }
-    integers: dict[str, int] = {
-        name: int(text) for name in _INTEGERS if (text := groups.get(name)) is not None
-    }
+    numbers = {name: _number(groups.get(name)) for name in (*_FLOATS, *_INTEGERS)}
+    integers = {name: _whole(numbers[name]) for name in _INTEGERS}
     own = alive.groupdict()
     stamp = peeled.body if own.get("stamp") is None else own["stamp"]
     tag = own.get("tag") or b""
@@ -186,6 +183,17 @@ def _beat(
         claimed=who.claimed,
         profile=profile.name,
     )
+
+
+def _number(text: bytes | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None  # a configured expression may call anything a number
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None or not math.isfinite(number) else int(number)
 
 
 def _zoned(stamp: datetime | None, zone: tzinfo | None) -> datetime | None:

@@ -15,15 +15,18 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hangwatch import registry
+from hangwatch.core.definition import DefinitionError, define
 from hangwatch.errors import ConfigError
 from hangwatch.model.policy import Policy
+from hangwatch.model.profile import EngineProfile
 from hangwatch.system.leasing import default_state
 
 PREFIX: Final = "HANGWATCH_"
@@ -51,6 +54,10 @@ class Settings(BaseModel):
     """By default ``$STATE_DIRECTORY``, else ``hangwatch`` in the XDG state home."""
     profile: str = Field("auto", min_length=1, title='"auto" or the name of an engine profile')
     """The only engine to look for; ``auto`` looks for all that are known."""
+    profiles: Mapping[str, Any] = Field(
+        default_factory=dict, title="a table of engine profiles, [profiles.NAME]"
+    )
+    """Engines that have no profile of ours, by name: see ``core.definition``."""
     heartbeat_interval: Annotated[
         float | None, Field(gt=0, allow_inf_nan=False, title="a number of seconds greater than 0")
     ] = None
@@ -97,6 +104,10 @@ class Settings(BaseModel):
         "auto", title='"auto", "console" or "json"'
     )
     """Form of our own log on standard error."""
+
+    def defined(self) -> tuple[EngineProfile, ...]:
+        """Return the profiles that are defined here; they were checked."""
+        return tuple(define(name, table) for name, table in self.profiles.items())
 
     def policy(self) -> Policy:
         """Return the limits among them."""
@@ -177,7 +188,53 @@ def _of_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
         place = f"{file}:{_line_of(key, text)}"
         if key not in Settings.model_fields:
             raise ConfigError(f"{place}: unknown setting {key!r}; {_nearest(key)}")
+        if key == "profiles":
+            _check_profiles(value, file, text)
         yield key, _checked(key, value, place, strict=True), place
+
+
+def defined(file: Path | None) -> tuple[EngineProfile, ...]:
+    """Return the profiles that a configuration file defines; the rest of it must be right, too.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds what is no setting.
+    """
+    found = {key: value for key, value, _ in _of_file(file)}
+    return tuple(define(name, table) for name, table in found.get("profiles", {}).items())
+
+
+def _check_profiles(tables: Any, file: Path, text: str) -> None:
+    if not isinstance(tables, Mapping):
+        return  # the type of the setting tells
+    for name, table in tables.items():
+        try:
+            define(name, table, taken=registry.profiles())
+        except DefinitionError as error:
+            keys = ("profiles", name, *error.keys)
+            place = f"{file}:{_line_of_keys(keys, text)}"
+            raise ConfigError(f"{place}: {'.'.join(keys)}: {error}") from error
+
+
+def _line_of_keys(keys: Sequence[str], text: str) -> int:
+    """Return the line that sets the last of *keys*, or the nearest one that tells of it."""
+    lines = text.splitlines()
+    at = found = 0
+    for depth in range(len(keys), 0, -1):
+        header = re.compile(rf"\s*\[\s*{_dotted(keys[:depth])}\s*\]")
+        at = next((n for n, line in enumerate(lines, 1) if header.match(line)), 0)
+        if at:
+            break
+    for n in range(at, len(lines)):
+        if n >= at and re.match(r"\s*\[", lines[n]):
+            break
+        if re.match(rf"\s*(?:[\w.\"'-]+\.)?[\"']?{re.escape(keys[-1])}[\"']?\s*=", lines[n]):
+            found = n + 1
+            break
+    return found or at or 1
+
+
+def _dotted(keys: Sequence[str]) -> str:
+    return r"\s*\.\s*".join(rf"[\"']?{re.escape(key)}[\"']?" for key in keys)
 
 
 def _line_of(key: str, text: str) -> int:

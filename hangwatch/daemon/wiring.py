@@ -133,7 +133,7 @@ class Watch:
         self._resolved = resolved
         self._settings = resolved.settings
         self._policy = self._settings.policy()
-        self._profiles = registry.chosen(self._settings.profile)
+        self._profiles = registry.chosen(self._settings.profile, self._settings.defined())
         self._pids = tuple(pids)
         self._streams = dict(streams or {})
         self._streams_left = set(self._streams)

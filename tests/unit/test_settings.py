@@ -1,10 +1,11 @@
 """Settings: layers, origins, and errors that help."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from hangwatch.daemon.settings import Settings, default_state, resolve
+from hangwatch.daemon.settings import Settings, default_state, defined, resolve
 from hangwatch.errors import ConfigError
 from hangwatch.model.policy import Policy
 
@@ -136,3 +137,53 @@ def test_variables_that_kubernetes_sets_for_a_service_are_left_alone():
 def test_a_wrong_flag_is_an_error_that_names_the_flag():
     with pytest.raises(ConfigError, match=r"^--stall-after: stall_after takes"):
         resolve({"stall_after": -2.0}, environment={})
+
+
+PROFILE = """\
+stall_after = 60
+
+[profiles.mytool]
+heartbeat = 'steps: (?P<running>\\d+)'
+interval = 5
+
+[profiles.mytool.endpoints]
+health = "/healthz"
+"""
+
+
+def test_a_profile_of_the_file_is_one_of_those_that_there_are(tmp_path):
+    file = tmp_path / "hw.toml"
+    file.write_text(PROFILE)
+
+    settings = resolve({}, file=file, environment={}).settings
+
+    assert ["mytool"] == [profile.name for profile in settings.defined()]
+    assert settings.defined() == defined(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("<running>", "<runing>", 4, "profiles.mytool.heartbeat: unknown group"),
+        ("/healthz", "/terminate", 8, "profiles.mytool.endpoints.health"),
+        ("interval = 5", "intervall = 5", 5, "did you mean interval?"),
+        ("heartbeat", "heart", 4, "did you mean heartbeat?"),
+        ("profiles.mytool", "profiles.vllm", 3, "'vllm' is taken"),
+    ],
+)
+def test_a_mistake_in_a_profile_is_told_with_its_line(tmp_path, old, new, line, words):
+    file = tmp_path / "hw.toml"
+    file.write_text(PROFILE.replace(old, new))
+
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+        resolve({}, file=file, environment={})
+
+    assert str(caught.value).startswith(f"{file}:{line}: ")
+
+
+def test_profiles_that_are_no_table_are_refused(tmp_path):
+    file = tmp_path / "hw.toml"
+    file.write_text("profiles = 3\n")
+
+    with pytest.raises(ConfigError, match="profiles takes a table"):
+        resolve({}, file=file, environment={})
