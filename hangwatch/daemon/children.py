@@ -4,6 +4,9 @@ A child that dies is started again at once, then after pauses that double up to 
 One that lives but says nothing for three times the limit is killed and replaced. One that does not
 even die (D state: a stalled filesystem) is left alone until the kernel lets it go: a second one
 would only be stuck beside it.
+
+Silence counts only while we listen. Where we stood still ourselves, the child may have, too, with
+the whole machine, and what it says next needs a moment.
 """
 
 from __future__ import annotations
@@ -88,6 +91,14 @@ class Hearing(Enum):
     BACK = "back"
 
 
+def unlistened(now: Instant, looked_at: Instant, silence: float) -> float:
+    """Return how much of the time since the last look is no silence of a child, in seconds.
+
+    Half of what would be too long counts, so that a loop that is always late still finds out.
+    """
+    return max(0.0, now - looked_at - silence / 2)
+
+
 class Keeper:
     """One child of ours that must always run.
 
@@ -131,6 +142,7 @@ class Keeper:
         self._start = start
         self._child: Running | None = None
         self._started_at = clock.now()
+        self._looked_at = clock.now()
         self._start_at = clock.now()
         self._deaths = 0
         self._dying: list[Running] = []
@@ -158,6 +170,10 @@ class Keeper:
         """
         messages = self._receive()
         now = self._clock.now()
+        unheard = unlistened(now, self._looked_at, self._silence)
+        self._looked_at = now
+        self.heard_at = Instant(self.heard_at + unheard)
+        self._started_at = Instant(self._started_at + unheard)
         hearing = Hearing.UNCHANGED
         if messages:
             self.heard_at = now

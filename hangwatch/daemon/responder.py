@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.daemon.children import Launch, Running, Wire, launch
+from hangwatch.daemon.children import Launch, Running, Wire, launch, unlistened
 from hangwatch.model.capture import CaptureRequest
 from hangwatch.model.incident import Incident
 from hangwatch.model.observation import CaptureEnded, Observation, ProcessesSeen, StacksSeen
@@ -84,6 +84,7 @@ class Responder:
         self._tell = tell
         self._start = start
         self._captures: dict[str, _Capture] = {}
+        self._looked_at = clock.now()
         self._ended: list[Observation] = []
         self.stopping = False
         self.losses = 0
@@ -149,8 +150,12 @@ class Responder:
     def hear(self) -> tuple[Observation, ...]:
         """Return what conductors reported; start and replace them."""
         now = self._clock.now()
+        unheard = unlistened(now, self._looked_at, PATIENCE)
+        self._looked_at = now
         observations = list[Observation]()
         for capture in tuple(self._captures.values()):
+            capture.heard_at = Instant(capture.heard_at + unheard)
+            capture.started_at = Instant(capture.started_at + unheard)
             if capture.child is not None:
                 observations += self._hear(capture, now)
         running = sum(capture.child is not None for capture in self._captures.values())

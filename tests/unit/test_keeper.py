@@ -79,6 +79,32 @@ def test_a_child_that_stays_silent_is_killed_and_replaced():
     assert [False, True] == [child.alive for child in nursery.children]
 
 
+def test_a_child_is_not_blamed_for_a_time_in_which_nobody_listened():
+    nursery, clock = Nursery(), FakeClock()
+    kept = keeper(nursery, clock)
+    heard = []
+    for _ in range(3):
+        heard.append(kept.hear()[1])
+        clock.sleep(60.0)
+        heard.append(kept.hear()[1])
+        nursery.last.said = [ALIVE]
+        clock.sleep(1.0)
+
+    assert {Hearing.UNCHANGED} == set(heard)
+    assert 1 == len(nursery.children)
+
+
+def test_a_silent_child_is_found_out_by_a_loop_that_is_always_late():
+    nursery, clock = Nursery(), FakeClock()
+    kept = keeper(nursery, clock)
+    heard = []
+    for _ in range(8):
+        heard.append(kept.hear()[1])
+        clock.sleep(4.0)
+
+    assert Hearing.LOST in heard
+
+
 def test_a_child_that_does_not_even_die_is_not_joined_by_another():
     nursery, clock = Nursery(), FakeClock()
     kept = keeper(nursery, clock)

@@ -179,6 +179,15 @@ def test_a_silent_conductor_is_replaced():
     assert [False, True] == [child.alive for child in scene.nursery.children]
 
 
+def test_a_conductor_is_not_blamed_for_a_time_in_which_nobody_listened():
+    scene = Scene()
+    scene.begin()
+    scene.clock.sleep(3600.0)
+    scene.pass_time(1)
+
+    assert [True] == [child.alive for child in scene.nursery.children]
+
+
 def test_a_conductor_that_talks_and_talks_is_not_waited_for_for_ever():
     scene = Scene()
     scene.begin()
