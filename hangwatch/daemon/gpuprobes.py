@@ -55,6 +55,11 @@ class GpuProbes:
         """Children that the driver holds for good."""
         return self._keeper.abandoned
 
+    @property
+    def losses(self) -> int:
+        """How often the child was lost."""
+        return self._keeper.losses
+
     def wires(self) -> Iterable[Wire]:
         """Return the channel of the child."""
         return () if self._keeper.wire is None else (self._keeper.wire,)

@@ -43,6 +43,13 @@ class Part(Protocol):
     def hear(self) -> tuple[Observation, ...]:
         """Return what they reported; look after them; never wait."""
 
+    @property
+    def losses(self) -> int:
+        """How often one of them was lost: it died, fell silent, or took nothing."""
+
+    def close(self) -> None:
+        """End them."""
+
 
 class Loop:
     """Turns what is seen into actions.

@@ -48,7 +48,7 @@ from hangwatch.daemon.followers import Followers
 from hangwatch.daemon.gpuprobes import GpuProbes
 from hangwatch.daemon.history import History
 from hangwatch.daemon.leases import Leases
-from hangwatch.daemon.loop import Ears, Loop
+from hangwatch.daemon.loop import Ears, Loop, Part
 from hangwatch.daemon.probes import Probes
 from hangwatch.daemon.responder import Responder
 from hangwatch.daemon.roster import Roster
@@ -241,7 +241,7 @@ class Watch:
             known=known.leases.values(),
             tell=self._leased,
         )
-        self._parts: tuple[Any, ...] = (
+        self._parts: tuple[Part, ...] = (
             self._followers,
             self._probes,
             self._gpus,

@@ -19,6 +19,7 @@ from running import Hangwatch, kill, runs, wait_for
 
 import hangwatch
 from hangwatch.errors import LeaseError
+from hangwatch.lab.launch import Fleet
 from hangwatch.system import leasing
 from hangwatch.system.leasing import Pause
 
@@ -382,3 +383,31 @@ def test_a_pause_is_typed():
     annotations = hangwatch.lease.__annotations__
 
     assert Pause.__name__ == annotations["return"]
+
+
+@pytest.mark.slow
+def test_engines_that_stand_still_under_a_lease_are_paused_and_alarm_when_it_is_returned(tmp_path):
+    state = tmp_path / "state"
+    with (
+        Fleet(tmp_path / "ray", "--fault", "blocked-call", servers=2) as fleet,
+        Hangwatch(
+            *("watch", "--json", "--heartbeat-interval", "1", "--stall-after", "4"),
+            *("--output", str(tmp_path / "out"), "--state", str(state)),
+            environment={"HANGWATCH_SAMPLE_GAP": "1"},
+        ) as daemon,
+    ):
+        fleet.wait_ready()
+        names = [str(server["pid"]) for server in fleet.servers]
+        for name in names:
+            daemon.wait("transition", instance=name, after="ok")
+        with hangwatch.lease(minutes=20, reason="weight sync", state=state, timeout=30.0):
+            fleet.start_fault()
+            paused = [daemon.wait("transition", instance=n, after="paused") for n in names]
+            fleet.truth()
+            quiet = daemon.of("incident")
+        daemon.wait("incident")
+        daemon.end()
+
+    assert [] == quiet
+    assert {"not-a-hang:lease"} == {told["cause"] for told in paused}
+    assert all("weight sync" in told["because"][0] for told in paused)

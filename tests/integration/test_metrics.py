@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running import Hangwatch, wait_for
-from scripted import POLICY, PROFILES, beat
 from test_watch import ALARMED, beating, fleet, watch
 
 from hangwatch.core.advance import State, advance, begin
 from hangwatch.daemon.metrics import Metrics
+from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import InstanceKey
+from hangwatch.model.observation import BeatSeen
+from hangwatch.model.policy import Policy
 from hangwatch.model.time import Instant
+from hangwatch.profiles.lmdeploy import PROFILE
 from hangwatch.system import leasing
 from hangwatch.testing import FakeClock
 
@@ -133,8 +136,9 @@ def scraped(state: State, clock: FakeClock) -> Values:
 
 
 def seen(*keys: InstanceKey) -> State:
-    state = begin(POLICY, PROFILES, FakeClock().epoch(), Instant(0.0))
-    return advance(state, [beat(1.0, instance=key) for key in keys], Instant(1.0))[0]
+    state = begin(Policy(), {PROFILE.name: PROFILE}, FakeClock().epoch(), Instant(0.0))
+    beats = [Heartbeat(instance=key, at=Instant(1.0), source="a.log") for key in keys]
+    return advance(state, [BeatSeen(beat=beat) for beat in beats], Instant(1.0))[0]
 
 
 def test_ranks_of_one_process_are_told_apart_and_no_host_is_told():
