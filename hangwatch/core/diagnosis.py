@@ -1,8 +1,9 @@
 """A dossier and rules to a diagnosis.
 
 The detector's verdict is the start; a rule may name a better cause, or correct the verdict, if it
-is at least as sure as what it corrects. Among equals the finding that accuses somebody goes first,
-then the order of the rules' names, so that the same dossier always gives the same diagnosis.
+is at least as sure as what it corrects. A cause that says only how a stall looks from outside gives
+way to any that accuses somebody. Among equals the finding that accuses somebody goes first, then
+the order of the rules' names, so that the same dossier always gives the same diagnosis.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Iterable
 
 from hangwatch.model.dossier import Culprit, Diagnosis, Dossier, Finding, Rule
 from hangwatch.model.verdict import Confidence
+
+FROM_OUTSIDE = frozenset(("one-instance-silent", "simultaneous-silence"))
+"""Causes that say who stopped and when, and nothing of why."""
 
 ALARM_WORDS = frozenset(("suspected_hang", "hung", "blocked", "dead"))
 """The verdicts that make a command exit with 3."""
@@ -74,8 +78,10 @@ def _conclude(dossier: Dossier, findings: Iterable[Finding]) -> tuple[str, str, 
         agrees = finding.verdict in ("", said.word)
         surer = _SURE[finding.confidence] > _SURE[said.confidence]
         as_sure = _SURE[finding.confidence] == _SURE[said.confidence]
-        if finding.cause == said.cause and agrees:
+        if finding.cause == said.cause and agrees and said.cause not in FROM_OUTSIDE:
             break
+        if agrees and said.cause in FROM_OUTSIDE and finding.culprit is not None:
+            return finding.verdict or said.word, finding.cause, finding.confidence
         if (agrees and (surer or (as_sure and finding.culprit is not None))) or (
             not agrees and (surer or as_sure) and finding.culprit is not None
         ):

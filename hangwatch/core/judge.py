@@ -46,9 +46,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
-from hangwatch.core.facts import GRACE, Demand, Facts, facts, latest
+from hangwatch.core.facts import GRACE, WARM, Demand, Facts, facts, latest
 from hangwatch.core.vitals import RESIDUAL
 from hangwatch.core.witnesses import (
     QUICK,
@@ -185,9 +186,21 @@ def stop_window(vitals: Vitals, policy: Policy) -> StopWindow | None:
     if last is None or known.progress_at > last.at:
         return _window_past_the_beats(vitals, known, known.progress_at)
     tokens, usual = last.tps, vitals.median_tps
-    if tokens is not None and usual is not None and tokens < RESIDUAL * usual:
+    generates = _generates_as_usual(vitals)
+    if tokens is not None and usual is not None and tokens < RESIDUAL * usual and not generates:
         return StopWindow(earliest=Instant(last.at - known.interval), latest=last.at, residual=True)
     return StopWindow(earliest=last.at, latest=Instant(last.at + known.interval))
+
+
+def _generates_as_usual(vitals: Vitals) -> bool:
+    """Say whether the last beat counts as many generated tokens as those before.
+
+    Prompt tokens come in bursts: few of them do not make an interval that was cut short.
+    """
+    if len(vitals.pace) < WARM + 1:
+        return False
+    *older, latest = (generated for _, generated, _ in vitals.pace)
+    return latest > 0 and latest >= RESIDUAL * median(older)
 
 
 def _window_past_the_beats(vitals: Vitals, known: Facts, progress_at: Instant) -> StopWindow:

@@ -75,6 +75,7 @@ class Stream:
         records: Its candidates, in order.
         pid: Process that wrote it, where its name says so.
         actor: Task or actor that wrote it, where its header says so.
+        first: Stamp of its first stamped line, candidate or not.
         last: Stamp of its last stamped line, candidate or not.
         retired: Whether it ceased to be followed, right after its last record.
         empty: Whether nothing at all stands in it.
@@ -87,6 +88,7 @@ class Stream:
     records: tuple[Record, ...]
     pid: int | None = None
     actor: str = ""
+    first: datetime | None = None
     last: datetime | None = None
     retired: bool = False
     empty: bool = False
@@ -308,6 +310,8 @@ class _Layer:
                 undated.append(entry)
             elif now is not None:
                 self.lines.append((now, entry.record))
+        if not seen and (first := self._seconds(self.stream.first)) is not None:
+            self.growth.append(first)  # nothing else says when it began
         last = self._seconds(self.stream.last)
         end = None if last is None else last + shift
         if end is not None and (now is None or end > now):

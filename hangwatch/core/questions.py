@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -101,6 +101,25 @@ def together(dossier: Dossier, records: Sequence[InstanceRecord]) -> bool:
 def together_within(dossier: Dossier) -> float:
     """Return within how many seconds instances that stop count as stopped together."""
     return dossier.policy.together * interval(dossier)
+
+
+def rank_of(record: InstanceRecord) -> int | None:
+    """Return the rank that an engine's label names (``DP5``), or ``None``."""
+    digits = record.instance.tag[len(record.instance.tag.rstrip("0123456789")) :]
+    return int(digits) if digits else None
+
+
+def collective(dossier: Dossier, records: Sequence[InstanceRecord]) -> str:
+    """Return the name of a group of ranks that compute together and hold all of *records*.
+
+    ``topology.json`` names such groups: ``{"ep_group": [0, 1, 2, 3]}``. ``""`` if none does.
+    """
+    ranks = {rank_of(record) for record in records}
+    topology = dossier.extra.get("topology.json")
+    for name, members in topology.items() if isinstance(topology, Mapping) else ():
+        if len(ranks) > 1 and isinstance(members, list) and ranks <= set(members):
+            return str(name)
+    return ""
 
 
 def interval(dossier: Dossier) -> float:

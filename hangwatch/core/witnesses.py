@@ -214,6 +214,8 @@ def path_lives(vitals: Vitals, known: Facts) -> list[str]:
 def busy_loop(vitals: Vitals, known: Facts) -> str:
     """Return which loop is blocked by work, in words; ``""`` if none is known to be."""
     stacks = stacks_of(vitals, known)
+    if vitals.gpus and all(spins(gpu) for gpu in vitals.gpus):
+        return ""  # what is on CPU waits for them
     if stacks is not None and stacks.motion is Motion.BUSY:
         return f"the loop's thread runs: {stacks.frame or stacks.thread}"
     blocked = known.unhealthy is not None and known.unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
@@ -250,7 +252,12 @@ def _gpus_rest(vitals: Vitals, known: Facts) -> str:
     """Say that no GPU computes although there is work; ``""`` if that is not known."""
     gpus = vitals.gpus
     newest = max((gpu.at for gpu in gpus), default=None)
-    if newest is None or not known.firm or not all(computes(gpu) is False for gpu in gpus):
+    # A loop that is caught in a call has work, whatever else is known of it.
+    stacks = stacks_of(vitals, known)
+    called = stacks is not None and stacks.motion is not Motion.WAITING
+    if not (known.firm or called) or not all(computes(gpu) is False for gpu in gpus):
+        return ""
+    if newest is None:
         return ""
     if known.progress_at is not None and newest <= known.progress_at:
         return ""

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from hangwatch.core import motion
 from hangwatch.core.loose import role_of
 from hangwatch.core.questions import CAUSE_FIRST, Call, alarmed, calls, health_of, listed
-from hangwatch.model.dossier import Culprit, Dossier, Finding, Rule
+from hangwatch.model.dossier import Culprit, Dossier, Finding, Frame, Rule
 from hangwatch.model.identity import Role
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.verdict import Confidence
 
 NAME = "event-loop-blocked"
 BY_CPU = "event-loop-blocked-by-cpu"
+BY_GPU = "gpu-kernel-stuck"
+
+CALL_NEXT = "find out what that call waits for: the process at its other end is the next to look at"
+KERNEL_NEXT = "have the kernel named, with cuda-gdb or a GPU core dump, before anything restarts it"
 
 
 def examine(dossier: Dossier) -> tuple[Finding, ...]:
@@ -24,13 +28,19 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
         if call.process is not None and call.process.state in ("T", "t"):
             continue  # whoever is stopped from outside stands still wherever it was
         moving = (call.thread.moved or call.thread.active) and not call.thread.rested
-        if call.instance in stopped and (call.frozen or moving):
-            groups.setdefault((call.frozen, str(call.frame)), []).append(call)
+        # A thread that waits for its GPU may burn its core, and does nothing all the same.
+        frozen = call.frozen or (_waits_for_gpu(call) and not call.thread.moved)
+        if call.instance in stopped and (frozen or moving):
+            groups.setdefault((frozen, str(call.frame)), []).append(call)
     found = [
         _frozen(dossier, group, len(stopped)) if frozen else _moving(group, len(stopped))
         for (frozen, _), group in groups.items()
     ]
     return tuple(found)
+
+
+def _waits_for_gpu(call: Call) -> bool:
+    return call.instance is not None and call.instance.verdict.cause == BY_GPU
 
 
 def _by_role(call: Call) -> int:
@@ -53,8 +63,14 @@ def _culprit(group: Sequence[Call]) -> Culprit:
         pid=call.thread.pid,
         rank=call.process.rank if call.process is not None else None,
         thread=call.thread.name or None,
-        frame=call.frame.function,
+        frame=_at_fault(call).function,
     )
+
+
+def _at_fault(call: Call) -> Frame:
+    """Return the driver's own call where that is what a thread waits in, else the telling frame."""
+    waits = (frame for frame in call.thread.frames if motion.SPINS.match(frame.name))
+    return next(waits, call.frame) if _waits_for_gpu(call) else call.frame
 
 
 def _frozen(dossier: Dossier, group: Sequence[Call], stopped: int) -> Finding:
@@ -65,6 +81,9 @@ def _frozen(dossier: Dossier, group: Sequence[Call], stopped: int) -> Finding:
     )
     many = len({call.thread.pid for call in group}) > 1
     said = "; /health says so too: its probe of that loop timed out" if confirmed else ""
+    gpu = all(_waits_for_gpu(call) for call in group)
+    if gpu:
+        said = "; its GPU runs a kernel that computes nothing, and the call waits for that"
     return Finding(
         rule=NAME,
         sentence=(
@@ -73,13 +92,11 @@ def _frozen(dossier: Dossier, group: Sequence[Call], stopped: int) -> Finding:
             f"unmoved in both samples, and nothing else can run on that loop{said}."
         ),
         confidence=Confidence.HIGH,
-        cause=NAME,
+        cause=BY_GPU if gpu else NAME,
         verdict="hung",
         culprit=_culprit(group),
         citations=tuple(c.thread.citation for c in group if c.thread.citation is not None)[:8],
-        next_step=(
-            "find out what that call waits for: the process at its other end is the next to look at"
-        ),
+        next_step=KERNEL_NEXT if gpu else CALL_NEXT,
     )
 
 

@@ -9,6 +9,7 @@ from hangwatch.core.questions import (
     alarmed,
     beat_citation,
     calls,
+    collective,
     health_of,
     in_flight,
     interval,
@@ -44,8 +45,8 @@ FROZEN_NEXT = "find out what the calls that stand still wait for, in the process
 def examine(dossier: Dossier) -> tuple[Finding, ...]:
     """Return the finding and its rivals when several servers stopped together."""
     stopped = alarmed(dossier)
-    if not together(dossier, stopped):
-        return ()
+    if not together(dossier, stopped) or collective(dossier, stopped):
+        return ()  # who computes together stops together
     apart = spread(stopped) or 0.0
     n = len(present(dossier))
     who = f"{len(stopped)} of {n} instances"

@@ -205,6 +205,7 @@ def _scan(parts: Sequence[IO[bytes]], name: str, sought: _Sought) -> Stream:
     records: list[Record] = []
     oddities = {"rotation"} if len(parts) > 1 else set()
     lines = 0
+    first: datetime | None = None
     last: datetime | None = None
     actor = ""
     size = 0
@@ -232,6 +233,7 @@ def _scan(parts: Sequence[IO[bytes]], name: str, sought: _Sought) -> Stream:
         mark.move(part.seek(0, os.SEEK_END))
         lines += mark.lines
         last = _last_stamp(part, size=part.tell(), near=mark.near) or last
+        first = first or _first_stamp(part, near=mark.near)
         actor = actor or _actor(part)
     if _kinds(records, sought.profiles) > 1:
         oddities.add("format")
@@ -241,6 +243,7 @@ def _scan(parts: Sequence[IO[bytes]], name: str, sought: _Sought) -> Stream:
         records=tuple(records),
         pid=int(worker["pid"]) if worker else None,
         actor=actor,
+        first=first,
         last=last,
         near=sought.near,
         empty=size == 0,
@@ -296,6 +299,11 @@ def _stamp(line: bytes, near: datetime) -> datetime | None:
 def _last_stamp(file: IO[bytes], *, size: int, near: datetime) -> datetime | None:
     file.seek(max(0, size - TAIL))
     return _newest(file.read(TAIL).split(b"\n"), near)
+
+
+def _first_stamp(file: IO[bytes], *, near: datetime) -> datetime | None:
+    file.seek(0)
+    return _newest(file.read(TAIL).split(b"\n")[::-1], near)
 
 
 def _actor(file: IO[bytes]) -> str:

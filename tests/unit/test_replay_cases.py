@@ -22,11 +22,13 @@ CASES = Path(__file__).parent.parent / "fixtures" / "cases"
 PROFILES = profiles()
 DECIDED = (
     "001",
+    "004",
     "018",
     "028",
     "030",
     "017",
     "019",
+    "031",
     "101",
     "103",
     "106",
