@@ -936,7 +936,7 @@ class _Turn:
         )
         confirmed = any((value.health, value.counters, value.processes, value.stacks))
         interval = policy.heartbeat_interval or value.interval
-        i = grouping.home(self._incidents, member, policy.together * interval)
+        i = grouping.home(self._incidents, member, policy.together * interval, self._now)
         if i is None:
             self._serial += 1
             incident = Incident(

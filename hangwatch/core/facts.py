@@ -9,7 +9,6 @@ from typing import Final
 
 from hangwatch.core import calibration
 from hangwatch.core.vitals import computes
-from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.time import Instant
@@ -114,7 +113,7 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
                 vitals.started.at if vitals.started else None,
                 vitals.slept.at if vitals.slept else None,
                 vitals.lease.until if vitals.lease else None,
-                counters.busy_since if counters and not _beaten_with_work(last) else None,
+                counters.risen_at if counters else None,
             )
             if moment is not None
         )
@@ -146,10 +145,6 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
         excused=_excuse(vitals, progress_at),
         flat=_flat(vitals, patience),
     )
-
-
-def _beaten_with_work(last: Heartbeat | None) -> bool:
-    return last is not None and bool(last.in_flight)
 
 
 def _interval(vitals: Vitals) -> float:
@@ -241,9 +236,12 @@ def _demand(
         last.at if last else None,
         None if voided_at is None else Instant(voided_at + interval),
     )
+    blocked = unhealthy is not None and unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
     if counters is not None and (set_after is None or counters.at > set_after):
-        gauge = counters.in_flight
-        if gauge == 0:
+        gauge, moved_at = counters.in_flight, counters.tokens_moved_at
+        # Gauges freeze with the loop; tokens that moved after the last beat were somebody's.
+        frozen = blocked and moved_at is not None and moved_at > (set_after or 0.0)
+        if gauge == 0 and not frozen:
             return Demand.NONE
         if gauge is not None:
             # The task that prints beats also sets the gauges: without it they show old work.
@@ -291,9 +289,11 @@ def _flat(vitals: Vitals, patience: float) -> bool:
     counters = vitals.counters
     if counters is None or counters.tokens is None:
         return False
-    if counters.busy_since is None:
-        return False
-    since = max(counters.since, counters.busy_since, counters.tokens_moved_at or counters.since)
-    if vitals.last_progress is not None:
-        since = max(since, vitals.last_progress.at)
-    return counters.at - since >= patience
+    last = vitals.last_progress
+    since = latest(
+        counters.since,
+        counters.tokens_moved_at,
+        counters.risen_at,
+        last.at if last is not None else None,
+    )
+    return since is not None and counters.at - since >= patience

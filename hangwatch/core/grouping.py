@@ -105,13 +105,15 @@ def incident_id(epoch: Epoch, at: Instant, serial: int) -> str:
     return f"{epoch.wall_of(at).astimezone(UTC):%Y%m%dT%H%M%S}-{serial}"
 
 
-def home(incidents: Sequence[Incident], member: Member, seconds: float) -> int | None:
+def home(incidents: Sequence[Incident], member: Member, seconds: float, at: Instant) -> int | None:
     """Return the index of the open incident that *member* belongs to, or ``None``.
 
     Args:
         incidents: All of them.
         member: Who alarmed.
-        seconds: How far apart the stops of one incident may lie.
+        seconds: How far apart the stops of one incident may lie; where nothing says when somebody
+            stopped, how far apart the alarms may.
+        at: When *member* alarmed.
     """
     for i, incident in enumerate(incidents):
         if incident.state is IncidentState.CLOSED or incident.notice:
@@ -126,6 +128,8 @@ def home(incidents: Sequence[Incident], member: Member, seconds: float) -> int |
         first = window.earliest if window else incident.verdict.since
         last = max(m.window.earliest if m.window else m.verdict.since for m in incident.members)
         if first - seconds <= stopped_at <= last + seconds:
+            return i
+        if member.window is None and at - incident.detected_at <= seconds:
             return i
     return None
 

@@ -92,7 +92,7 @@ from hangwatch.model.vitals import Motion, Outcome, ProcessVital, Vitals
 SETTLED_D: Final = 10.0
 """Seconds of unbroken D state that are no ordinary read any more."""
 
-UNUSED: Final = 5.0
+UNUSED: Final = 2.5
 """Times the patience with a loop that is blocked while it has no work: nobody waits for it."""
 
 PLANNED: Final = 900.0
@@ -479,11 +479,15 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
         known.unhealthy is not None and known.unhealthy.meaning in QUICK and not busy
     )
     # A loop that is blocked may compile, capture a graph or load weights; a process shows that.
-    patient = bool(busy) or not known.warm
-    quick_at = known.limit_at if patient and not still.stacks else known.quick_at
+    patient = (bool(busy) or not known.warm) and not still.stacks
+    quick_at = known.limit_at if patient else known.quick_at
     silent = known.log_speaks and now >= (quick_at if excluded else known.limit_at)
     # The engine's own monitor waited before it spoke; two witnesses need no further patience.
-    accused = known.unhealthy is not None and (now >= quick_at or bool(still.stacks or still.tasks))
+    health = known.unhealthy
+    lasted = health is not None and health.at - (health.since or health.at) >= known.patience
+    accused = health is not None and (
+        bool(still.stacks or still.tasks) or (now >= quick_at and (lasted or not patient))
+    )
     flat = known.flat and known.demand is Demand.SOME
     held = bool(still.pipe) and now >= known.quick_at
     # Nobody could look: silence is no evidence then, but other witnesses are.
@@ -521,18 +525,19 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
 def _has_work(vitals: Vitals, known: Facts) -> bool:
     """Say whether work is known, or may be, in flight.
 
-    A loop that does not answer its monitor counts in an engine without work, too, once it has
-    lasted and nothing computes: an update of the weights blocks it for some time.
+    A loop that does not answer its monitor counts in an engine without work, too, if it is seen to
+    stand in a call, or once it has lasted and nothing computes: an update of the weights blocks it
+    for some time. The gauges that say that there is no work stand still with it.
     """
     if known.demand is not Demand.NONE:
         return True
-    health = known.unhealthy
-    return (
-        health is not None
-        and health.meaning is HealthMeaning.LOOP_BLOCKED
-        and health.at - (health.since or health.at) >= UNUSED * known.patience
-        and not busy_loop(vitals, known)
-    )
+    health, stacks = known.unhealthy, stacks_of(vitals, known)
+    if health is None or health.meaning is not HealthMeaning.LOOP_BLOCKED:
+        return False
+    if stacks is not None and stacks.motion is Motion.FROZEN:
+        return True
+    lasted = health.at - (health.since or health.at)
+    return lasted >= UNUSED * known.patience and not busy_loop(vitals, known)
 
 
 def _mute(vitals: Vitals, known: Facts) -> Verdict | None:

@@ -224,11 +224,8 @@ def health(vitals: Vitals, seen: Health) -> Vitals:
 def counters(vitals: Vitals, seen: Counters) -> Vitals:
     """Return the vitals after a look at the metrics."""
     before = vitals.counters
-    busy_since = None
-    if seen.in_flight:
-        busy_since = before.busy_since if before is not None and before.busy_since else seen.at
     if before is None:
-        return replace(vitals, counters=replace(seen, busy_since=busy_since))
+        return replace(vitals, counters=seen)
     moved = seen.tokens is not None and before.tokens is not None and seen.tokens != before.tokens
     moving_since = (before.moving_since or before.at) if moved else None
     gauges = (seen.running, seen.waiting, seen.routed)
@@ -242,7 +239,7 @@ def counters(vitals: Vitals, seen: Counters) -> Vitals:
             tokens_moved_after=before.at if moved else before.tokens_moved_after,
             moving_since=moving_since,
             gauges_changed_at=seen.at if changed else before.gauges_changed_at,
-            busy_since=busy_since,
+            risen_at=seen.at if seen.in_flight and before.in_flight == 0 else before.risen_at,
         ),
         unbeaten_at=vitals.unbeaten_at
         if moving_since is None
@@ -312,6 +309,11 @@ def computes(gpu: GpuVital) -> bool | None:
 def spins(gpu: GpuVital) -> bool:
     """Say whether a GPU runs a kernel that computes nothing."""
     return computes(gpu) is False and (gpu.utilization_pct or 0.0) >= SPINNING
+
+
+def rests(gpu: GpuVital) -> bool:
+    """Say whether a GPU runs nothing."""
+    return gpu.utilization_pct is not None and gpu.utilization_pct < RESTING
 
 
 def gpus(vitals: Vitals, seen: GpusSeen) -> Vitals:

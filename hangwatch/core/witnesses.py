@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hangwatch.core.facts import GRACE, Demand, Facts
-from hangwatch.core.vitals import computes, spins
+from hangwatch.core.vitals import computes, rests, spins
 from hangwatch.model.identity import Role
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import HealthMeaning
@@ -219,17 +219,20 @@ def busy_loop(vitals: Vitals, known: Facts) -> str:
     if stacks is not None and stacks.motion is Motion.BUSY:
         return f"the loop's thread runs: {stacks.frame or stacks.thread}"
     blocked = known.unhealthy is not None and known.unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
-    mute = unanswered(vitals, known)
+    resting = bool(vitals.gpus) and all(rests(gpu) for gpu in vitals.gpus)
     for process in vitals.processes:
-        # Engines that do not poll their GPU spin while they wait for it.
-        engine = process.role is Role.ENGINE
-        asked = (blocked and vitals.polls_gpu) if engine else mute
         cpu = max(process.cpu_pct or 0.0, process.busiest_cpu_pct or 0.0)
-        if not process.needed or process.role is Role.ENGINE_WORKER or not asked:
+        running = process.state == "R" or process.busiest_cpu_pct is not None
+        if not process.needed or cpu < BUSY_CPU or not running:
             continue
-        if cpu >= BUSY_CPU and (process.state == "R" or process.busiest_cpu_pct is not None):
-            who = "its loop does not answer" if engine else "HTTP does not answer"
-            return f"{who} while process {process.pid} computes without a pause"
+        who = f"process {process.pid} computes without a pause"
+        if process.role not in (Role.ENGINE, Role.ENGINE_WORKER):
+            if unanswered(vitals, known):
+                return f"HTTP does not answer while {who}"
+        elif blocked and vitals.polls_gpu:  # others spin while they wait for their GPU
+            return f"its loop does not answer while {who}"
+        elif resting and known.firm:
+            return f"its GPUs do nothing while {who}"
     return ""
 
 

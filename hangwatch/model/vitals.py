@@ -65,7 +65,7 @@ class Counters:
         waiting: Requests queued, in the engine and in front of it.
         routed: Requests handed to the engine and not finished, by the server's count.
         gauges_changed_at: When any gauge last changed; frozen gauges are a sign of H2.
-        busy_since: First of the unbroken run of looks that saw requests in flight, or ``None``.
+        risen_at: The last look that found requests in flight where the one before it found none.
     """
 
     at: Instant
@@ -78,7 +78,7 @@ class Counters:
     waiting: int | None = None
     routed: int | None = None
     gauges_changed_at: Instant | None = None
-    busy_since: Instant | None = None
+    risen_at: Instant | None = None
 
     @property
     def in_flight(self) -> int | None:

@@ -805,10 +805,11 @@ def test_a_loop_that_loads_weights_is_a_pause_for_a_quarter_of_an_hour():
 
 def test_a_blocked_loop_without_work_may_be_an_update_of_the_weights():
     vitals = busy(running=0)
-    for second in (300, 360, 800):
+    for second in (300, 360, 590):
         vitals = fold.health(vitals, health(HealthMeaning.LOOP_BLOCKED, LAST + second))
 
-    assert "idle" == word(vitals, LAST + 800)
+    assert "idle" == word(vitals, LAST + 590)
+    assert "hung" == word(fold.health(vitals, health(HealthMeaning.LOOP_BLOCKED, 800)), 800)
 
 
 def test_a_loop_that_does_not_answer_while_its_process_computes_gets_the_longer_time():
@@ -919,3 +920,40 @@ def test_silence_of_an_engine_that_says_when_it_goes_idle_is_firm():
     vitals = with_gpus(says, gpu(LAST + 16, 0, 0, 120), gpu(LAST + 28, 0, 0, 120))
 
     assert "hung" == word(vitals, LAST + 30)
+
+
+def test_a_process_that_computes_while_its_gpu_rests_may_compile():
+    working = seen(in_flight(), process("R", at=Instant(LAST + 28), cpu_pct=98.0))
+    vitals = with_gpus(working, gpu(LAST + 16, 0, 0, 120), gpu(LAST + 28, 0, 0, 120))
+
+    assert "ok" == word(vitals, LAST + 119)
+    assert ("blocked", "event-loop-blocked-by-cpu") == _told(
+        judge(vitals, POLICY, Instant(LAST + 120))
+    )
+
+
+def test_an_engine_that_has_never_beaten_is_accused_only_by_a_word_that_lasts():
+    ready = Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0))
+    ready = fold.signal(ready, signal(Signal.READY, 10), ())
+    for second in (500, 512, 524):
+        ready = fold.health(ready, health(HealthMeaning.LOOP_BLOCKED, second))
+
+    assert "loading" == word(ready, 530)
+    assert "hung" == word(fold.health(ready, health(HealthMeaning.LOOP_BLOCKED, 621)), 621)
+
+
+def test_gauges_freeze_with_the_loop_so_tokens_that_moved_before_tell_of_work():
+    vitals = counted(counted(busy(running=0), 100.0, LAST + 600, 0), 900.0, LAST + 605, 0)
+    vitals = fold.health(vitals, health(HealthMeaning.LOOP_BLOCKED, LAST + 627))
+
+    assert "hung" == word(vitals, LAST + 636)
+
+
+def test_work_that_comes_after_an_idle_hour_is_not_silent_since_then():
+    vitals = busy(running=1)
+    for second, running in ((20, 0), (3600, 6), (3610, 6)):
+        vitals = counted(vitals, 100.0, LAST + second, running)
+
+    assert "ok" == word(vitals, LAST + 3611)
+    assert "ok" == word(vitals, LAST + 3719)
+    assert "suspected_hang" == word(vitals, LAST + 3720)
