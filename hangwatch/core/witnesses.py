@@ -33,8 +33,8 @@ POLLING: Final = 500.0
 """Voluntary context switches a second of a loop that polls the GPU; about 900 measured, an idle
 loop makes at most about 110."""
 
-_PIPE_FULL: Final = re.compile(r"pipe_(?:write|wait_writable|wait)\b|pipe_w\b")
-"""Wait channels of a thread that writes into a pipe which nobody empties."""
+_PIPE_FULL: Final = re.compile(r"(?:anon_)?pipe_(?:write|wait_writable|wait|w)\b")
+"""Wait channels of a thread that writes into a pipe which nobody empties; the first since 6.15."""
 
 _LOOP_WAITS: Final = re.compile(r"(?:do_|sys_|ep_)?e?poll|ep_poll|do_epoll_wait|do_select")
 """Wait channels of an event loop that waits for its next event."""

@@ -692,10 +692,13 @@ def server(wchan: str, at: float, **facts: object) -> ProcessVital:
     return process("S", **values)
 
 
-def test_a_server_that_waits_for_room_in_its_output_pipe_is_hung_whatever_it_printed_last():
+@pytest.mark.parametrize("wchan", ["pipe_write", "anon_pipe_write"])
+def test_a_server_that_waits_for_room_in_its_output_pipe_is_hung_whatever_it_printed_last(
+    wchan: str,
+):
     held = busy(running=0)
     for second in (20, 30):
-        held = seen(held, server("pipe_write", LAST + second, stdout_pipe=True))
+        held = seen(held, server(wchan, LAST + second, stdout_pipe=True))
 
     verdict = judge(held, POLICY, Instant(LAST + 30))
 
