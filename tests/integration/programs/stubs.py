@@ -86,6 +86,10 @@ class Stub(metaclass=Stubbed):
     def _same(self, *args):
         return self
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source, handler):
+        return sys.modules["pydantic_core"].core_schema.any_schema()
+
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __truediv__ = (
         _same
     )
@@ -108,12 +112,11 @@ class Module(types.ModuleType):
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds, last of all, what nobody else found."""
 
-    def __init__(self, real):
-        self.real = real
+    def __init__(self, wanted):
+        self.wanted = wanted
 
     def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in self.real or top in sys.stdlib_module_names:
+        if not self.wanted(name.partition(".")[0]):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -130,4 +133,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install(*real):
     """Stand in for everything but the packages *real* and the standard library."""
-    sys.meta_path.append(Finder(set(real)))
+    kept = {*real, *sys.stdlib_module_names}
+    sys.meta_path.append(Finder(lambda top: top not in kept))
+
+
+def stand_in_for(*absent):
+    """Stand in for the packages *absent* alone, as far as they are not there."""
+    sys.meta_path.append(Finder(set(absent).__contains__))
