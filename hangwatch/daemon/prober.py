@@ -154,13 +154,13 @@ class Finder:
         """
         sockets = procfs.Sockets()
         closer = {}
-        for row in procfs.read_table():
-            key = (row.process, row.comm)
+        for key in procfs.names():
+            pid = key[0].pid
             known = self._closer.get(key)
-            untied = known is not None and known.raylet and row.pid not in self._tied
-            if known is None or untied or row.pid in servers:
+            untied = known is not None and known.raylet and pid not in self._tied
+            if known is None or untied or pid in servers:
                 try:
-                    closer[key] = procfs.look_closer(row, sockets)
+                    closer[key] = procfs.look_closer(procfs.read_row(pid), sockets)
                 except OSError:
                     continue
             else:

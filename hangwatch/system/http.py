@@ -23,7 +23,6 @@ import select
 import socket
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -329,13 +328,13 @@ def _refusal(owner: ProcessId, listener: Listener) -> str:
         # /proc/net/tcp costs ten times the request on a machine with many connections.
         if not (procfs.holds(owner.pid, listener.inode) and procfs.is_same(owner)):
             return gone
-        theirs = Path(f"/proc/{owner}/ns/net").readlink()
-        ours = Path("/proc/self/ns/net").readlink()
+        theirs = procfs.read_link(owner.pid, "ns/net")
+        foreign = theirs != procfs.read_link(os.getpid(), "ns/net")
     except (FileNotFoundError, ProcessLookupError):
         return gone
     except OSError as error:
         return f"the socket of process {owner} cannot be looked at: {error.strerror}"
-    if theirs != ours:
+    if foreign:
         # The same address leads to somebody else here.
         return f"process {owner} listens in another network namespace"
     return ""

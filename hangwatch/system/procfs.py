@@ -53,7 +53,12 @@ PERMISSION_HINT: Final = (
 """What to do where a process may not be read."""
 
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, include/linux/sched.h
-_SWITCHES: Final = b"\nvoluntary_ctxt_switches:\t"
+_STATUS: Final = re.compile(
+    rb"^(TracerPid|Uid|VmRSS|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\s*(\S.*)$",
+    re.MULTILINE,
+)
+# ::ffff:0:0 as ``net/tcp6`` writes it: 32-bit words in the machine's own byte order.
+_MAPPED: Final = "".join(f"{word:08X}" for word in struct.unpack("=3I", bytes(10) + b"\xff\xff"))
 _TCP_ESTABLISHED: Final = "01"
 _TCP_LISTEN: Final = "0A"
 _GPU: Final = re.compile(r"/dev/nvidia(\d+)$")
@@ -120,9 +125,9 @@ def _stat(*parts: object) -> _Stat:
     return _Stat(comm=head.partition("(")[2], fields=tuple(tail.split()))
 
 
-def _status(*parts: object) -> dict[str, str]:
-    lines = _read(*parts, "status").decode("utf-8", "replace").splitlines()
-    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+def _status(*parts: object) -> dict[bytes, bytes]:
+    """Return what we use of ``status``."""
+    return dict(_STATUS.findall(_read(*parts, "status")))
 
 
 def _wchan(*parts: object) -> str:
@@ -193,12 +198,20 @@ def read_row(pid: int) -> ProcessRow:
     status = _status(pid)
     return replace(
         row,
-        tracer_pid=int(status.get("TracerPid", 0)),
-        uid=int(status["Uid"].split()[1]),
-        rss_mib=round(int(status.get("VmRSS", "0 kB").split()[0]) / 1024, 1),
-        vol_ctxt=int(status["voluntary_ctxt_switches"]),
+        tracer_pid=int(status.get(b"TracerPid", 0)),
+        uid=int(status[b"Uid"].split()[1]),
+        rss_mib=round(int(status.get(b"VmRSS", b"0 kB").split()[0]) / 1024, 1),
+        vol_ctxt=int(status[b"voluntary_ctxt_switches"]),
         wchan=_wchan(pid),
     )
+
+
+def names() -> Iterator[tuple[ProcessId, str]]:
+    """Yield identity and name of each process; one that ends meanwhile is left out."""
+    for pid in pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            seen = _stat(pid)
+            yield ProcessId(pid, seen.start_ticks), seen.comm
 
 
 def read_table() -> Iterator[ProcessRow]:
@@ -236,8 +249,8 @@ def read_thread(pid: int, tid: int) -> ThreadRow:
         run_ns=int(run_ns) if run_ns else None,
         wait_ns=int(wait_ns) if wait_ns else None,
         slices=int(slices) if slices else None,
-        vol_ctxt=int(status["voluntary_ctxt_switches"]),
-        invol_ctxt=int(status["nonvoluntary_ctxt_switches"]),
+        vol_ctxt=int(status[b"voluntary_ctxt_switches"]),
+        invol_ctxt=int(status[b"nonvoluntary_ctxt_switches"]),
         wchan=_wchan(*at),
         syscall=_text(*at, "syscall"),
     )
@@ -264,10 +277,9 @@ def thread_counts(pid: int, limit: int = MAX_THREADS) -> dict[int, ThreadCount]:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for tid in thread_ids(pid)[:limit]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                _, _, text = _read(pid, "task", tid, "status").rpartition(_SWITCHES)
                 found[tid] = ThreadCount(
                     cpu_seconds=_stat(pid, "task", tid).cpu_seconds,
-                    vol_ctxt=int(text.split(b"\n", 1)[0] or 0),
+                    vol_ctxt=int(_status(pid, "task", tid)[b"voluntary_ctxt_switches"]),
                 )
     return found
 
@@ -403,21 +415,28 @@ def _tcp(pid: int) -> _Tcp:
     ends: dict[tuple[str, str], int] = {}  # (local, remote) to inode
     for family in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in _read(pid, "net", family).decode("ascii", "replace").splitlines()[1:]:
-                fields = line.split()
-                if len(fields) <= 9:
-                    continue
-                inode = int(fields[9])
+            for fields in _connections(pid, family, _TCP_LISTEN, _TCP_ESTABLISHED):
                 if fields[3] == _TCP_LISTEN:
                     address, port = fields[1].split(":")
+                    inode = int(fields[9])
                     listening[inode] = Listener(
                         host=_host(address), port=int(port, 16), inode=inode
                     )
-                elif fields[3] == _TCP_ESTABLISHED:
-                    ends[_address(fields[1]), _address(fields[2])] = inode
+                else:
+                    # A socket for both families has IPv4 callers under such a name.
+                    near, far = (end.removeprefix(_MAPPED) for end in fields[1:3])
+                    ends[near, far] = int(fields[9])
     # Both ends stand in one table: then the remote one is a process of this namespace.
-    called = {inode: far for (near, far), inode in ends.items() if (far, near) in ends}
+    called = {inode: _address(far) for (near, far), inode in ends.items() if (far, near) in ends}
     return _Tcp(listening=listening, called=called)
+
+
+def _connections(pid: int, family: str, *states: str) -> Iterator[list[str]]:
+    """Yield the fields of each socket in one of these states; most are in others, or nobody's."""
+    for line in _read(pid, "net", family).decode("ascii", "replace").splitlines()[1:]:
+        fields = line.split(None, 10)
+        if len(fields) > 9 and fields[3] in states:
+            yield fields
 
 
 class Unsent:
@@ -448,20 +467,16 @@ def _unsent(pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield (inode, (local port, bytes)) for each connection with bytes that were not taken."""
     for family in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in _read(pid, "net", family).splitlines()[1:]:
-                fields = line.split(None, 10)
-                if len(fields) <= 9 or fields[3] != _TCP_ESTABLISHED.encode():
-                    continue
-                size = int(fields[4].partition(b":")[0], 16)
+            for fields in _connections(pid, family, _TCP_ESTABLISHED):
+                size = int(fields[4].partition(":")[0], 16)
                 if size:
-                    port = int(fields[1].rpartition(b":")[2], 16)
+                    port = int(fields[1].rpartition(":")[2], 16)
                     yield int(fields[9]), (port, size)
 
 
 def _address(end: str) -> str:
     address, port = end.split(":")
-    # A socket for both families has IPv4 callers under such a name.
-    return f"{_host(address).removeprefix('::ffff:')}:{int(port, 16)}"
+    return f"{_host(address)}:{int(port, 16)}"
 
 
 def _host(address: str) -> str:
