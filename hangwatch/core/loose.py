@@ -72,6 +72,12 @@ _ROLE_WORDS: Final = (
     ("ray_system", Role.RAY_SYSTEM),
 )
 
+MAX_PRODUCER: Final = 3
+"""Lines of one log in which a job says that it cannot bring work; the latest ones."""
+
+MAX_QUOTE: Final = 200
+"""Bytes of such a line."""
+
 NO_LOG: Final = "no-log"
 """Cause of a verdict about an engine whose log is not there."""
 
@@ -107,6 +113,7 @@ class _Parsed:
     gpus: list[GpuRow] = field(default_factory=list)
     gpu_problem: str = ""
     kernel_log: list[Citation] = field(default_factory=list)
+    producer: list[Citation] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -259,6 +266,7 @@ def dossier(
         health=tuple(parsed.health),
         metrics=tuple(parsed.metrics),
         kernel_log=tuple(parsed.kernel_log),
+        producer=tuple(parsed.producer),
         files=dict(sizes) if sizes is not None else {k: len(v) for k, v in files.items()},
         evidence=_evidence(manifest, parsed.problems),
         manifest=manifest,
@@ -443,6 +451,21 @@ def _read_kernel_log(
             parsed.kernel_log.append(Citation(path=where.path, line=line, text=text[:200]))
 
 
+def _read_log(
+    parsed: _Parsed, where: Place, data: bytes, profile: EngineProfile, _at: Instant
+) -> None:
+    """Take in the latest lines in which a job says that it cannot bring work."""
+    found: dict[int, bytes] = {}
+    for pattern in profile.producer:
+        for match in pattern.finditer(data):
+            begin = data.rfind(b"\n", 0, match.start()) + 1
+            found[begin] = data[begin : begin + MAX_QUOTE].split(b"\n", 1)[0]
+    for begin in sorted(found)[-MAX_PRODUCER:]:
+        text = found[begin].decode("utf-8", "replace").strip()
+        line = data.count(b"\n", 0, begin) + 1
+        parsed.producer.append(Citation(path=where.path, line=line, text=text))
+
+
 def _read_kernel_stack(
     parsed: _Parsed, where: Place, data: bytes, _profile: EngineProfile, _at: Instant
 ) -> None:
@@ -466,6 +489,7 @@ _READERS: Final[Mapping[Kind, Callable[[_Parsed, Place, bytes, EngineProfile, In
     Kind.KERNEL_LOG: _read_kernel_log,
     Kind.KERNEL_STACK: _read_kernel_stack,
     Kind.FACTS: _read_facts,
+    Kind.LOG: _read_log,
 }
 _JSON_KINDS: Final = frozenset((Kind.THREADS, Kind.TASKS, Kind.PROCESSES, Kind.HEALTH, Kind.FACTS))
 

@@ -37,6 +37,7 @@ from hangwatch.core.questions import (
     thread_of,
     wall,
 )
+from hangwatch.core.starvation import STARVED
 from hangwatch.model.dossier import (
     Citation,
     Diagnosis,
@@ -154,7 +155,7 @@ def tell(diagnosis: Diagnosis) -> Story:
     dossier = diagnosis.dossier
     alarm = diagnosis.verdict in ALARM_WORDS
     # Where no log says who works, what all of them do is all that can be told.
-    shown = alarm or not dossier.instances
+    shown = alarm or not dossier.instances or diagnosis.cause == STARVED
     chains, more_chains = _chains(dossier) if shown else ((), 0)
     shapes = _shapes(dossier) if shown else ()
     told = explanations(diagnosis)
@@ -228,6 +229,7 @@ _CALM: Final = {
     "loading": "{words} still in start-up or warm-up since {since}: {reason}.",
     "unheard": "No heartbeat was seen yet: it may still start, print none, or print it elsewhere.",
     loose.NO_LOG: "Nothing can be said: {reason}.",
+    STARVED: "{words} without work since {since}, while the job that should bring some lives.",
     "slow": "{words} slower than usual since {since}: {reason}.",
     "log_stalled": "A log has stalled since {since}, the engines have not: {reason}.",
     "blind": "Nothing can be said since {since}: {reason}.",

@@ -394,6 +394,7 @@ class Dossier:
         health: Every answer.
         metrics: Every sample.
         kernel_log: Lines of the kernel log, with citations.
+        producer: Lines in which a job says that it cannot bring work: retries, time-outs.
         files: What else was collected: path to size in bytes.
         evidence: What each step left (bundles only).
         manifest: The manifest as data (bundles only).
@@ -423,6 +424,7 @@ class Dossier:
     health: tuple[HealthRecord, ...] = ()
     metrics: tuple[MetricSample, ...] = ()
     kernel_log: tuple[Citation, ...] = ()
+    producer: tuple[Citation, ...] = ()
     files: Mapping[str, int] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
     manifest: Mapping[str, Any] = field(default_factory=dict)

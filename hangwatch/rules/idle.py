@@ -12,7 +12,11 @@ CAUSE = "not-a-hang:idle"
 
 def examine(dossier: Dossier) -> tuple[Finding, ...]:
     """Return the engines that have nothing to do."""
-    idle = [record for record in dossier.instances if isinstance(record.verdict, Idle)]
+    idle = [
+        record
+        for record in dossier.instances
+        if isinstance(record.verdict, Idle) and record.verdict.cause == CAUSE
+    ]
     if not idle:
         return ()
     answers = [health_of(dossier, record) for record in idle]

@@ -273,3 +273,42 @@ def test_an_observer_that_is_started_again_does_not_withhold_twice(tmp_path, fle
 
     assert 1 == len((tmp_path / "state" / "shadow.jsonl").read_text().splitlines())
     assert b'"captures_withheld": 0' in daemon.errors
+
+
+STARVED = {"HANGWATCH_JOB_RUNNING": "true", "HANGWATCH_STARVED_AFTER": "4"}
+RETRY = "2026-03-04 10:00:07,120 - rollout - WARNING - Connection refused, retrying in 5 seconds\n"
+
+
+def test_a_fleet_that_starves_is_a_notice_with_a_light_capture_that_quotes_its_producer(tmp_path):
+    driver = tmp_path / "driver.log"
+    driver.write_text(RETRY)
+    arguments = ["watch", *QUICK, "--output", str(tmp_path / "out"), "--state"]
+    arguments += [str(tmp_path / "state"), "--log", str(driver)]
+    with Fleet(tmp_path / "ray", "--fault", "idle", servers=2) as fleet:
+        fleet.wait_ready()
+        with Hangwatch(*arguments, "--log", fleet.logs, environment=STARVED) as daemon:
+            beating(daemon, fleet)
+            fleet.start_fault()
+            incident = daemon.wait("incident")
+            bundle = daemon.wait("bundle")
+            daemon.end()
+
+    files = names(Path(bundle["bundle"]))
+    said = _member(Path(bundle["bundle"]), "REPORT.md")
+    assert ("idle", "starved-upstream", 2) == (
+        incident["verdict"],
+        incident["cause"],
+        incident["watched"],
+    )
+    assert [] == [e for e in daemon.events if e.get("after") in ALARMED]
+    assert "retrying in 5 seconds" in said
+    assert not any(name.endswith("threads.json") for name in files)
+    assert any(name.endswith("tasks.json") for name in files)
+
+
+def _member(bundle: Path, ending: str) -> str:
+    with tarfile.open(bundle) as tar:
+        name = next(name for name in tar.getnames() if name.endswith(ending))
+        found = tar.extractfile(name)
+        assert found is not None
+        return found.read().decode()
