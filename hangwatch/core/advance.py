@@ -637,14 +637,39 @@ class _Turn:
     def _introduce(self, beat: Heartbeat) -> None:
         """Begin to track who printed *beat*; what was known of its process becomes its own."""
         key = beat.instance
-        nameless = InstanceKey(host=key.host, pid=key.pid)
-        before = self._instances.get(nameless)
-        if before is not None and before.vitals.last is None and nameless != key:
-            del self._instances[nameless]
-            self._touched.discard(nameless)
-            self._instances[key] = replace(before, vitals=replace(before.vitals, instance=key))
-            return
+        before = self._nameless(beat)
         self._create(key, beat.at, beat.profile)
+        if before is None:
+            return
+        tracked = self._instances.pop(before)
+        self._touched.discard(before)
+        fresh = self._instances[key]
+        engine = fresh.vitals
+        self._instances[key] = replace(
+            tracked,
+            vitals=replace(
+                tracked.vitals,
+                instance=key,
+                interval=engine.interval,
+                silent_when_idle=engine.silent_when_idle,
+                says_idle=engine.says_idle,
+                step_driven=engine.step_driven,
+                polls_gpu=engine.polls_gpu,
+                healthy_is_proof_after=engine.healthy_is_proof_after,
+            ),
+            carried={**fresh.carried, **tracked.carried},
+        )
+
+    def _nameless(self, beat: Heartbeat) -> InstanceKey | None:
+        """Return under which name the engine was known by its first lines, if by another one."""
+        key = beat.instance
+        for nameless in (InstanceKey(host=key.host, pid=key.pid), InstanceKey(host=key.host)):
+            tracked = self._instances.get(nameless)
+            if nameless == key or tracked is None or tracked.vitals.last is not None:
+                continue
+            if nameless.pid == key.pid or beat.source in tracked.carried:
+                return nameless
+        return None
 
     def _learn(self, tracked: Tracked, beat: Heartbeat) -> None:
         """Take in a silence that ended by itself, whatever it was taken for."""
@@ -908,6 +933,9 @@ class _Turn:
         tracked = self._instances[key]
         before = tracked.verdict
         changed = before is None or type(before) is not type(after) or before.cause != after.cause
+        if self._only_waits(key, before, after):
+            assert before is not None
+            after, changed = before, False
         if before is not None and not changed:
             same = before.because == after.because and before.confidence is after.confidence
             after = before if same else replace(after, since=before.since)
@@ -924,6 +952,15 @@ class _Turn:
                 self._alarm(key, after)
         else:
             self._calm(key, after)
+
+    def _only_waits(self, key: InstanceKey, before: Verdict | None, after: Verdict) -> bool:
+        """Say whether nothing but a missing witness would take an alarm back."""
+        known = self._instances[key].facts
+        if before is None or known is None or not grouping.is_alarm(before):
+            return False
+        if not isinstance(after, Ok) or after.confidence is not Confidence.LOW:
+            return False
+        return known.progress_at is None or known.progress_at <= before.since
 
     def _alarm(self, key: InstanceKey, verdict: Verdict) -> None:
         value = self._instances[key].vitals
@@ -999,6 +1036,9 @@ class _Turn:
         )
 
     def _forget(self) -> None:
+        ended = [lease for lease in self._leases.values() if lease.until <= self._now]
+        for lease in sorted(ended, key=lambda lease: lease.until)[:-1]:
+            del self._leases[lease.id]  # silence counts from the end of the last one
         closed = [x for x in self._incidents if x.state is IncidentState.CLOSED]
         if len(closed) > MAX_CLOSED:
             self._incidents.remove(closed[0])
