@@ -31,6 +31,7 @@ from typing import Any, Final
 from hangwatch.core import calibration, grouping, judge, starvation, vitals, witnesses
 from hangwatch.core.calibration import Calibration
 from hangwatch.core.facts import Demand, Facts
+from hangwatch.core.naming import is_named_after
 from hangwatch.core.starvation import Idleness
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
 from hangwatch.model.identity import InstanceKey
@@ -637,6 +638,10 @@ class _Turn:
     def _introduce(self, beat: Heartbeat) -> None:
         """Begin to track who printed *beat*; what was known of its process becomes its own."""
         key = beat.instance
+        for other, tracked in self._instances.items():
+            if is_named_after(key, other):
+                carried = {n: at for n, at in tracked.carried.items() if n != beat.source}
+                self._instances[other] = replace(tracked, carried=carried)
         before = self._nameless(beat)
         self._create(key, beat.at, beat.profile)
         if before is None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from hangwatch.core import grouping, judge, parsing
 from hangwatch.core.advance import State, advance, begin, due, overall, view
+from hangwatch.core.naming import Names
 from hangwatch.model.dossier import Citation, InstanceRecord
 from hangwatch.model.heartbeat import Heartbeat, Line
 from hangwatch.model.identity import InstanceKey
@@ -61,6 +62,7 @@ class _Log:
     beats: dict[InstanceKey, deque[Heartbeat]] = field(default_factory=dict)
     cited: dict[InstanceKey, Citation] = field(default_factory=dict)
     engines: dict[str, str] = field(default_factory=dict)  # log -> name of its profile
+    names: Names = field(default_factory=Names)
     heartbeats: int = 0
 
     def note(self, actions: Iterable[Action]) -> None:
@@ -232,6 +234,7 @@ def _read(
         near=material.epoch.wall_of(line.at),
     )
     log.engines[line.source] = parsing.engine_of(found, known)
+    found = tuple(map(log.names.told, found))
     for item in found:
         if isinstance(item, BeatSeen):
             key = item.beat.instance

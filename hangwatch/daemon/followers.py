@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from hangwatch.core import parsing
 from hangwatch.core.codec import CodecError, from_plain, to_plain
+from hangwatch.core.naming import Names
 from hangwatch.daemon.children import Hearing, Keeper, Launch, Wire, launch
 from hangwatch.model.following import (
     FollowEvent,
@@ -98,6 +99,7 @@ class Followers:
         self._mounts = MountTable()
         self._followers: dict[str, _Follower] = {}
         self._found: dict[str, SourceFound] = {}
+        self._names = Names()
         self._engines: dict[str, str] = {}  # log -> name of the profile that it is of
         self._stamped: dict[str, Instant] = {}
         self._missed: set[str] = set()
@@ -301,9 +303,11 @@ class Followers:
         self._engines[line.source] = parsing.engine_of(seen, self._engines.get(line.source, ""))
         if line.fresh:
             self._stamped.pop(line.source, None)
-            return seen
+            return tuple(map(self._names.told, seen))
         return tuple(
-            dated for each in seen if (dated := self._dated(each, line.source)) is not None
+            self._names.told(dated)
+            for each in seen
+            if (dated := self._dated(each, line.source)) is not None
         )
 
     def _dated(
