@@ -46,6 +46,8 @@ class Facts:
         interval: Seconds between beats.
         progress_at: Last moment with progress, or ``None``.
         clock: Silence counts from here.
+        stalled_at: From when on progress was due and did not come: the last progress, or what gave
+            it work, or woke it, after that; ``None`` before any of these.
         missing_at: When the next beat is missing, or ``None`` before the first progress.
         quick_at: When silence suffices with a witness that excludes a long prefill.
         limit_at: When silence suffices without one.
@@ -65,6 +67,7 @@ class Facts:
     interval: float
     progress_at: Instant | None
     clock: Instant
+    stalled_at: Instant | None
     missing_at: Instant | None
     quick_at: Instant
     limit_at: Instant
@@ -103,21 +106,15 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
         vitals.started.at if vitals.started and vitals.last else None,
     )
     lost = last is not None and (vitals.beat_lost is not None or vitals.unbeaten_at is not None)
-    clock = Instant(
-        max(
-            moment
-            for moment in (
-                vitals.listening_since,
-                progress_at,
-                vitals.updated_at,
-                vitals.started.at if vitals.started else None,
-                vitals.slept.at if vitals.slept else None,
-                vitals.lease.until if vitals.lease else None,
-                counters.risen_at if counters else None,
-            )
-            if moment is not None
-        )
+    stalled_at = latest(
+        progress_at,
+        vitals.updated_at,
+        vitals.started.at if vitals.started else None,
+        vitals.slept.at if vitals.slept else None,
+        vitals.lease.until if vitals.lease else None,
+        counters.risen_at if counters else None,
     )
+    clock = latest(vitals.listening_since, stalled_at) or vitals.listening_since
     stretch = min(vitals.buffered, MAX_STRETCH) if vitals.buffered > 2 * interval else 0.0
     patience = _patience(vitals, policy, interval)
     if _gpu_computes(vitals, progress_at):
@@ -129,6 +126,7 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
         interval=interval,
         progress_at=progress_at,
         clock=clock,
+        stalled_at=stalled_at,
         missing_at=None if progress_at is None else Instant(progress_at + GRACE * interval),
         quick_at=Instant(clock + quick + stretch),
         limit_at=Instant(clock + patience + stretch),
@@ -240,7 +238,7 @@ def _demand(
     if counters is not None and (set_after is None or counters.at > set_after):
         gauge, moved_at = counters.in_flight, counters.tokens_moved_at
         # Gauges freeze with the loop; tokens that moved after the last beat were somebody's.
-        frozen = blocked and moved_at is not None and moved_at > (set_after or 0.0)
+        frozen = blocked and not lost and moved_at is not None and moved_at > (set_after or 0.0)
         if gauge == 0 and not frozen:
             return Demand.NONE
         if gauge is not None:

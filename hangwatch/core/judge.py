@@ -150,7 +150,7 @@ def _judge(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdic
         or _loading(vitals, known, now)
         or _blind(vitals, policy, known, now)
         or _idle(vitals, known)
-        or _patient(vitals, known)
+        or _patient(vitals, known, now)
     )
 
 
@@ -162,6 +162,8 @@ def _due(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Instant 
         moments.append(_pause_ends(vitals, policy, known))
     if vitals.last is None:
         moments.append(_start_limit(vitals, known))
+    if known.lost:
+        moments.append(_moves_until(vitals, known))
     if any(process.state == "D" for process in vitals.processes):
         moments += _d_state_limits(vitals, policy, known)
     moments += [
@@ -185,6 +187,12 @@ def stop_window(vitals: Vitals, policy: Policy) -> StopWindow | None:
         return None
     if last is None or known.progress_at > last.at:
         return _window_past_the_beats(vitals, known, known.progress_at)
+    risen_at = vitals.counters.risen_at if vitals.counters is not None else None
+    if risen_at is not None and risen_at > last.at + known.interval:
+        # It was idle; the gauges that told of new work may be an interval old.
+        return StopWindow(
+            earliest=Instant(risen_at - known.interval), latest=Instant(risen_at + known.interval)
+        )
     tokens, usual = last.tps, vitals.median_tps
     generates = _generates_as_usual(vitals)
     if tokens is not None and usual is not None and tokens < RESIDUAL * usual and not generates:
@@ -349,7 +357,7 @@ def _fresh(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
     if known.progress_at is None or known.missing_at is None or now >= known.missing_at:
         return None
     if known.lost:
-        return _without_beats(vitals, known)
+        return _without_beats(vitals, known, now)
     if vitals.last is None:
         return _never_beats(known.progress_at)
     if vitals.slow_since is not None:
@@ -494,7 +502,7 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
     if not (silent and not unseen(vitals, policy, now)) and not (accused or flat or held):
         return None
     because = (*work(vitals, known), *no_progress(vitals, policy, known, excluded=excluded))
-    since = known.progress_at or known.clock
+    since = known.stalled_at or known.clock
     if busy:
         return Blocked(
             since=since,
@@ -679,9 +687,9 @@ def _idle(vitals: Vitals, known: Facts) -> Verdict | None:
     )
 
 
-def _patient(vitals: Vitals, known: Facts) -> Verdict:
+def _patient(vitals: Vitals, known: Facts, now: Instant) -> Verdict:
     if known.lost:
-        return _without_beats(vitals, known)
+        return _without_beats(vitals, known, now)
     since = known.progress_at or known.clock
     words = "a heartbeat is missing; a long prefill looks the same until the limit"
     if vitals.armed_at is None:
@@ -689,8 +697,8 @@ def _patient(vitals: Vitals, known: Facts) -> Verdict:
     return Ok(since=since, cause="not-a-hang:busy", confidence=Confidence.LOW, because=(words,))
 
 
-def _without_beats(vitals: Vitals, known: Facts) -> Verdict:
-    if _log_is_dead(vitals, known):
+def _without_beats(vitals: Vitals, known: Facts, now: Instant) -> Verdict:
+    if _log_is_dead(vitals, known, now):
         return LogStalled(
             since=vitals.last.at if vitals.last is not None else known.clock,
             cause="not-a-hang:log-pipeline",
@@ -710,19 +718,29 @@ def _without_beats(vitals: Vitals, known: Facts) -> Verdict:
     )
 
 
-def _log_is_dead(vitals: Vitals, known: Facts) -> bool:
-    """Say whether the log stopped as a whole: access lines came on it before, and none come now."""
+def _log_is_dead(vitals: Vitals, known: Facts, now: Instant) -> bool:
+    """Say whether the log stopped as a whole while tokens go on.
+
+    Access lines came on it before, and none come now.
+    """
     last, counters, completed_at = vitals.last, vitals.counters, vitals.completed_at
     if last is None or counters is None or counters.tokens_moved_at is None:
         return False
     ended_at = last.at + GRACE * known.interval
     followed = [source for source in vitals.sources if source.retired_at is None]
     return (
-        completed_at is not None
+        now < _moves_until(vitals, known)
+        and completed_at is not None
         and completed_at <= ended_at < counters.tokens_moved_at
         and bool(followed)
         and all(source.grew_at is not None and source.grew_at <= ended_at for source in followed)
     )
+
+
+def _moves_until(vitals: Vitals, known: Facts) -> Instant:
+    """Return until when tokens count as moving: looks at them come once an interval."""
+    moved_at = vitals.counters.tokens_moved_at if vitals.counters is not None else None
+    return known.clock if moved_at is None else Instant(moved_at + 2 * known.interval)
 
 
 def _d_state(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdict | None:

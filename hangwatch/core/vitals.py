@@ -6,6 +6,7 @@ when things are so; what that amounts to is for ``judge``.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -268,6 +269,11 @@ def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:
             process,
             since=since,
             waits_since=old.waits_since if old is not None and waits else process.at,
+            polled_at=process.at
+            if _LOOP_WAITS.match(process.wchan)
+            else old.polled_at
+            if old is not None
+            else None,
         )
     for pid, old in before.items():
         if pid not in now and old.needed:
@@ -275,6 +281,9 @@ def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:
             now[pid] = replace(old, state="", since=since, at=seen.at)
     return replace(vitals, processes=tuple(now.values()))
 
+
+_LOOP_WAITS: Final = re.compile(r"(?:do_|sys_|ep_)?e?poll|ep_poll|do_epoll_wait|do_select")
+"""Wait channels of an event loop that waits for its next event."""
 
 COMPUTING: Final = 5.0
 """Percent of memory activity from which on a busy GPU computes: a kernel that spins touches no

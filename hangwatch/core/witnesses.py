@@ -36,9 +36,6 @@ loop makes at most about 110."""
 _PIPE_FULL: Final = re.compile(r"(?:anon_)?pipe_(?:write|wait_writable|wait|w)\b")
 """Wait channels of a thread that writes into a pipe which nobody empties; the first since 6.15."""
 
-_LOOP_WAITS: Final = re.compile(r"(?:do_|sys_|ep_)?e?poll|ep_poll|do_epoll_wait|do_select")
-"""Wait channels of an event loop that waits for its next event."""
-
 QUICK: Final = frozenset(
     {HealthMeaning.LOOP_BLOCKED, HealthMeaning.NO_PROGRESS, HealthMeaning.LOST_REQUEST}
 )
@@ -223,7 +220,10 @@ def busy_loop(vitals: Vitals, known: Facts) -> str:
     for process in vitals.processes:
         cpu = max(process.cpu_pct or 0.0, process.busiest_cpu_pct or 0.0)
         running = process.state == "R" or process.busiest_cpu_pct is not None
-        if not process.needed or cpu < BUSY_CPU or not running:
+        # On a crowded machine what never rests gets less than a core.
+        crowded = process.state == "R" and process.at - process.since >= SETTLED_WAIT
+        computes = (cpu >= BUSY_CPU and running) or (cpu >= QUIET_CPU and crowded)
+        if not process.needed or not computes:
             continue
         who = f"process {process.pid} computes without a pause"
         if process.role not in (Role.ENGINE, Role.ENGINE_WORKER):
@@ -318,12 +318,19 @@ def _pipe_full(vitals: Vitals, known: Facts) -> str:
     return ""
 
 
-def _loop_is_idle(vitals: Vitals) -> bool:
-    """Say whether the server's main thread waits for its next event, as an idle loop does."""
+def _loop_turns(vitals: Vitals) -> bool | None:
+    """Return whether the server's loop turns although HTTP is not answered; ``None`` if unknown.
+
+    It does if its main thread was seen to wait for events after HTTP had fallen silent. A loop
+    that turns is caught at work now and then, so it takes some looks to say that it does not.
+    """
     servers = [p for p in vitals.processes if p.role is Role.API_SERVER and p.needed]
-    return bool(servers) and all(
-        p.state == "S" and _LOOP_WAITS.match(p.wchan) is not None for p in servers
-    )
+    mute_since = vitals.health.since if vitals.health is not None else None
+    if not servers or mute_since is None:
+        return None
+    if all(p.polled_at is not None and p.polled_at >= mute_since for p in servers):
+        return True
+    return False if min(p.at for p in servers) - mute_since >= SETTLED_WAIT else None
 
 
 def cause_of(vitals: Vitals, known: Facts, still: Still) -> str:  # noqa: PLR0911  # one a cause
@@ -338,27 +345,33 @@ def cause_of(vitals: Vitals, known: Facts, still: Still) -> str:  # noqa: PLR091
         return LOOP_BLOCKED
     if is_lost(vitals, known):
         return "lost-request"
-    if still.tasks or still.switches:
-        return "await-never-completes"
+    if unanswered(vitals, known) and (turns := _loop_turns(vitals)) is not None:
+        return "concurrency-limit" if turns else LOOP_BLOCKED
     waiting = stacks is not None and stacks.motion is Motion.WAITING
-    if waiting and still.gpus:
+    if still.tasks or still.switches or (waiting and still.gpus):
         return "await-never-completes"
-    if meaning is HealthMeaning.NO_PROGRESS and (waiting or vitals.polls_gpu):
-        rates = [
-            rate
-            for p in vitals.processes
-            if (rate := p.vol_ctxt_per_s if p.switches_per_s is None else p.switches_per_s)
-            is not None
-            and (waiting or p.switches_per_s is not None)
-        ]
-        if rates:
-            return "gpu-kernel-stuck" if max(rates) >= POLLING else "await-never-completes"
-    if unanswered(vitals, known):
-        return "concurrency-limit" if _loop_is_idle(vitals) else LOOP_BLOCKED
+    if meaning is HealthMeaning.NO_PROGRESS and (polls := _polls(vitals, idle=waiting)) is not None:
+        return "gpu-kernel-stuck" if polls else "await-never-completes"
     last = vitals.last
     if last is not None and last.tps == 0 and not last.running and last.waiting:
         return "scheduler-stuck"
     return ONE_SILENT
+
+
+def _polls(vitals: Vitals, *, idle: bool) -> bool | None:
+    """Return whether an engine whose loop turns polls its GPU; ``None`` if that is not known.
+
+    Args:
+        vitals: All that is known.
+        idle: Whether every thread of it waits: its main threads' switches are then all there are.
+    """
+    rates = [
+        p.vol_ctxt_per_s if p.switches_per_s is None else p.switches_per_s
+        for p in vitals.processes
+        if p.switches_per_s is not None or idle
+    ]
+    known = [rate for rate in rates if rate is not None]
+    return max(known) >= POLLING if known and (idle or vitals.polls_gpu) else None
 
 
 def not_asked(vitals: Vitals) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from hangwatch.core.naming import is_named_after
 from hangwatch.model.discovery import LogOwner
 from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import InstanceKey
@@ -48,6 +49,9 @@ class Roster:
 
     def see(self, beat: Heartbeat, *, fresh: bool) -> None:
         """Take note of a beat."""
+        for key, other in self._entries.items():
+            if is_named_after(beat.instance, key):
+                other.sources.pop(beat.source, None)
         entry = self._entries.setdefault(beat.instance, _Entry())
         entry.fresh = entry.fresh or fresh
         entry.profile = beat.profile or entry.profile

@@ -101,6 +101,8 @@ class ProcessVital:
         at: When it was last looked at.
         tracer_pid: Who traces it, 0 for nobody, ``None`` if not read.
         wchan: Kernel function its main thread sleeps in, or ``""``.
+        polled_at: The last look that saw its main thread wait for events, as an idle loop does;
+            filled in by ``advance``.
         waits_since: When this ``wchan`` was first seen; filled in by ``advance``.
         cpu_pct: Share of one core since the look before, percent, or ``None``.
         vol_ctxt_per_s: Voluntary context switches a second, or ``None``.
@@ -124,6 +126,7 @@ class ProcessVital:
     wchan: str = ""
     cpu_pct: float | None = None
     vol_ctxt_per_s: float | None = None
+    polled_at: Instant | None = None
     waits_since: Instant | None = None
     read_bytes_per_s: float | None = None
     switches_per_s: float | None = None

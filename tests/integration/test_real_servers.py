@@ -206,7 +206,6 @@ def test_a_blocked_loop_of_the_server_is_blocked_by_cpu_or_hung_in_a_lock(tmp_pa
 
 
 # Not strict: which witness is seen last is left to chance.
-@pytest.mark.xfail(strict=False, reason="one look at the loop's thread, or tasks, overrule it")
 def test_requests_that_use_up_the_limit_are_told_from_a_blocked_loop(tmp_path, serve):
     server = serve("full", max_concurrent_requests=4, client_whole=True)
     with watching(tmp_path, server) as daemon:
@@ -241,7 +240,6 @@ def test_a_killed_engine_is_dead_a_stopped_one_hung_and_a_forgotten_request_lost
         daemon.comes_to(stopped, "ok", "not-a-hang:busy")
 
 
-@pytest.mark.xfail(strict=True, reason="plain logs of several servers are taken for one instance")
 def test_servers_with_plain_logs_of_their_own_are_told_apart(tmp_path, serve):
     hung, busy = serve("hung", ray=False), serve("busy", ray=False)
     with watching(tmp_path, hung, busy, log="*.log") as daemon:

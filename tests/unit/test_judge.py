@@ -725,10 +725,12 @@ def test_a_server_without_work_that_answers_nobody_for_long_is_hung():
 
 def test_a_server_whose_loop_waits_for_events_and_answers_nobody_has_no_slot_left():
     vitals = fold.health(fold.health(busy(running=0), mute(LAST + 40, 0)), mute(LAST + 170, 0))
+    turns = seen(vitals, server("ep_poll", LAST + 160))
+    works = seen(turns, server("", LAST + 170))
+    blocked = seen(vitals, server("futex_do_wait", LAST + 170))
 
-    verdict = judge(seen(vitals, server("ep_poll", LAST + 170)), POLICY, Instant(LAST + 170))
-
-    assert ("hung", "concurrency-limit") == (verdict.word, verdict.cause)
+    assert ("hung", "concurrency-limit") == _told(judge(works, POLICY, Instant(LAST + 170)))
+    assert ("hung", "event-loop-blocked") == _told(judge(blocked, POLICY, Instant(LAST + 170)))
 
 
 def test_a_request_that_waits_for_a_client_who_does_not_read_is_not_lost():
