@@ -297,8 +297,9 @@ WARM: Final = 0.45
 """Share of the power limit from which on a GPU computes, whatever else is known of it. Spinning
 kernels were reported at 12 to 42 percent (25 of 60 W on an A2, 86 of 700 W on an H800)."""
 
-RESTING: Final = 5.0
-"""Percent of utilisation below which a GPU does nothing."""
+RESTING: Final = 1.0
+"""Percent of utilisation below which a GPU does nothing. On an H200 that only holds memory it is 0,
+small kernels at a hundred a second make it 4."""
 
 
 def computes(gpu: GpuVital) -> bool | None:

@@ -654,8 +654,22 @@ def test_a_gpu_that_computes_earns_a_long_prefill_three_times_the_patience():
     assert "suspected_hang" == word(vitals, LAST + 360)
 
 
-def test_a_small_model_that_computes_is_not_taken_for_a_resting_or_spinning_gpu():
-    assert fold.computes(gpu(0, 14, 0, 124)) is None
+# Read on an H200 (driver 580, limit 700 W) beside loads that were known.
+MEASURED = {
+    "memory held, nothing runs": ((0, 0, 118), False),
+    "one kernel that spins": ((100, 0, 118), False),
+    "matrix products": ((99, 23, 690), True),
+    "copies within its memory": ((100, 100, 466), True),
+    "small kernels, a hundred times a second": ((4, 0, 122), None),
+}
+
+
+@pytest.mark.parametrize("load", MEASURED)
+def test_what_a_gpu_does_is_known_by_its_numbers(load: str):
+    numbers, expected = MEASURED[load]
+
+    assert expected is fold.computes(gpu(0, *numbers))
+    assert (load == "one kernel that spins") is fold.spins(gpu(0, *numbers))
 
 
 def quiet(**facts: object) -> ProcessVital:
