@@ -182,8 +182,18 @@ def tell(diagnosis: Diagnosis) -> Story:
         provenance=_provenance(dossier),
         missing=_missing(dossier),
         captured=_captured(dossier),
-        caveats=(*laboratory(dossier), *dossier.notes, *dossier.problems, *diagnosis.problems),
+        caveats=(*warnings(diagnosis), *dossier.notes, *dossier.problems, *diagnosis.problems),
     )
+
+
+def warnings(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return why this should not be reported upstream, if it should not."""
+    starved = (
+        ("nothing is wrong with the engines: this is for whoever runs the job, not for upstream",)
+        if diagnosis.cause == STARVED
+        else ()
+    )
+    return (*laboratory(diagnosis.dossier), *starved)
 
 
 def laboratory(dossier: Dossier) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from hangwatch.core.plain import code, fenced, markdown, table
-from hangwatch.core.story import Shape, Story, laboratory, tell
+from hangwatch.core.story import Shape, Story, tell, warnings
 from hangwatch.model.dossier import Diagnosis, Renderer
 
 MAX_CHARACTERS: Final = 60_000
@@ -28,7 +28,7 @@ def render(diagnosis: Diagnosis) -> str:
     text = "\n\n".join(
         (
             *_title(diagnosis, story),
-            *(f"**{line[:1].upper()}{line[1:]}.**" for line in laboratory(diagnosis.dossier)),
+            *(f"**{line[:1].upper()}{line[1:]}.**" for line in warnings(diagnosis)),
             *_checklist(diagnosis),
             *_description(diagnosis, story),
             *_reproduction(diagnosis),
