@@ -492,7 +492,20 @@ class LooseProcess(_Document):
     wchan: str = ""
     cpu_pct: float | None = Field(None, description="Share of one core, percent.")
     vol_ctxt_per_s: float | None = Field(
-        None, description="Voluntary context switches a second, all threads."
+        None, description="Voluntary context switches a second; ours count all its threads."
+    )
+    switches_per_s: float | None = Field(
+        None, description="Voluntary context switches a second, of all its threads together."
+    )
+    busiest_cpu_pct: float | None = Field(
+        None, description="Share of one core of its busiest thread, percent."
+    )
+    read_bytes_per_s: float | None = Field(
+        None, description="Bytes a second that it reads from storage."
+    )
+    stdout_pipe: bool | None = Field(None, description="Whether its standard output is a pipe.")
+    unsent_bytes: int | None = Field(
+        None, description="Bytes that it wrote into connections and that nobody takes."
     )
     tracer_pid: int | None = None
     actor_id: str = Field("", description="Of the Ray actor that lives in it.")
