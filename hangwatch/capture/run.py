@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +203,13 @@ class _Capture:
             policy=request.policy,
             light=request.kind is CaptureKind.NOTICE,
             paths=self._profile.endpoints,
+            own_paths=_own_paths(request, rows),
             urls={i.pid: i.url for i in request.instances if i.pid is not None and i.url},
             logs=request.logs,
             options=_options(request, self._profile),
             deadline=request.deadline,
             notes=notes,
+            well=_well(request.instances, targets),
         )
 
     def _census(self) -> tuple[tuple[ProcessRow, ...], tuple[str, ...]]:
@@ -372,6 +374,33 @@ class _Capture:
             return json.loads((self._rooms.path / path).read_bytes())
         except (OSError, ValueError):
             return None
+
+
+def _own_paths(request: CaptureRequest, rows: Iterable[ProcessRow]) -> dict[int, Mapping[str, str]]:
+    """Return the paths of the servers whose engine is known, by what they print or are called."""
+    profiles = {profile.name: profile for profile in registry.profiles_of(request)}
+    found = {
+        row.process.pid: known[1].endpoints
+        for row in rows
+        if (known := kinship.recognised(row, profiles.values())) and known[0] in NEEDED
+    }
+    return found | {
+        each.pid: profiles[each.profile].endpoints
+        for each in request.instances
+        if each.pid is not None and each.profile in profiles
+    }
+
+
+def _well(instances: Iterable[CapturedInstance], targets: Iterable[Target]) -> frozenset[int]:
+    """Return the processes of instances that did not stop."""
+    instances = tuple(instances)
+    stopped = {each.instance.name for each in instances if each.stopped}
+    pids = {each.pid for each in instances if each.stopped}
+    return frozenset(
+        target.process.pid
+        for target in targets
+        if target.instance not in {"", *stopped} and target.process.pid not in pids
+    )
 
 
 def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mapping[str, str]]:

@@ -43,43 +43,42 @@ _FILES: Final = {"health": ("health", ".json"), "metrics": ("metrics", ".prom")}
 
 
 def _collect(step: Step, room: Room) -> None:
-    paths = {purpose: path for purpose in _FILES if (path := step.options.get(f"path.{purpose}"))}
-    servers = [
-        (target, [listener for listener in target.listeners if _is_asked(step, target, listener)])
+    questions = [
+        (target, listener, purpose, path)
         for target in step.targets
+        for listener in target.listeners
+        if _is_asked(step, target, listener)
+        for purpose in _FILES
+        if (path := step.options.get(f"path.{target.process.pid}.{purpose}"))
     ]
-    questions = sum(len(listeners) for _, listeners in servers) * len(paths)
     if not questions:
         raise CollectorError(FailureKind.NOT_AVAILABLE, "no server listens on an address")
     timeout = float(step.options.get("request_timeout", REQUEST_TIMEOUT))
     keys = _keys(step)
-    with ThreadPoolExecutor(max_workers=questions) as threads:
-        asked: dict[Future[Response], tuple[Target, Listener, str]] = {
-            threads.submit(
-                _ask, target, listener, purpose, paths[purpose], timeout=timeout, keys=keys
-            ): (
+    with ThreadPoolExecutor(max_workers=len(questions)) as threads:
+        asked: dict[Future[Response], tuple[Target, Listener, str, str]] = {
+            threads.submit(_ask, target, listener, purpose, path, timeout=timeout, keys=keys): (
                 target,
                 listener,
                 purpose,
+                path,
             )
-            for target, listeners in servers
-            for listener in listeners
-            for purpose in paths
+            for target, listener, purpose, path in questions
         }
         locked: set[str] = set()
         answers: dict[tuple[int, str], list[tuple[Listener, Response]]] = {}
         for future in as_completed(asked):
-            target, listener, purpose = asked[future]
+            target, listener, purpose, path = asked[future]
             given = answers.setdefault((target.process.pid, purpose), [])
             given.append((listener, future.result()))
             expected = sum(
-                other is target and about == purpose for other, _, about in asked.values()
+                other is target and about == purpose for other, _, about, _ in asked.values()
             )
             if len(given) == expected:
                 best = min(given, key=_rank)
                 _write(step, room, target, purpose, best)
                 if best[1].status in LOCKED:
-                    locked.add(paths[purpose])
+                    locked.add(path)
     if locked:
         raise CollectorError(
             FailureKind.NOT_PERMITTED,

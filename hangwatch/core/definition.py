@@ -2,9 +2,9 @@
 
 Theory of operation. A stranger's regular expression runs on every line that holds its literal, in
 the process that must not hang. So it must need a literal (blocks are searched for that first), must
-not match an empty line, and must not hold what can take exponential time: a repeat within an
-unbounded repeat, or several unbounded ones of anything in a row. What is refused says what to write
-instead.
+not match an empty line, and must not hold what can take exponential time: a repeat or a
+choice within an unbounded repeat, or several unbounded ones of anything in a row. What is refused
+says what to write instead. That is help, no proof: who parses a line bounds the time that it takes.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ def literal(pattern: str) -> str:
 
 def _slow(pattern: str) -> str:
     """Say what in *pattern* may take for ever, or ``""``."""
-    varies = [False]  # of each group that is open, whether a part of it is repeated freely
+    varies = [False]  # of each group that is open, whether it can match one text in several ways
     runs = 0
     for token in _tokens(pattern):
         if token.kind == "(":
@@ -385,13 +385,14 @@ def _slow(pattern: str) -> str:
             inner = varies.pop() if len(varies) > 1 else False
             if inner and token.unbounded:
                 return (
-                    "repeats a group without limit in which something is repeated, too, which can "
-                    "take for ever: give the outer repeat a limit, {1,8} for *, say"
+                    "repeats a group without limit in which something is repeated, too, or chosen, "
+                    "which can take for ever: give the outer repeat a limit, {1,8} for *, say"
                 )
             varies[-1] = varies[-1] or inner
         elif token.kind == "any" and token.unbounded and token.text in (".", r"\S", r"\W", r"\D"):
             runs += 1
-        varies[-1] = varies[-1] or (token.varies and token.kind != "place")
+        ambiguous = token.kind == "|" or (token.varies and token.kind != "place")
+        varies[-1] = varies[-1] or ambiguous
     if runs > MAX_RUNS:
         return (
             f"has {runs} repeats of anything without limit, which take long to fail: give them "

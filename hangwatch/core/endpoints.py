@@ -21,6 +21,12 @@ from hangwatch.model.vitals import Counters, Health, Outcome
 MAX_MESSAGE: Final = 500
 """Characters of a message that are kept."""
 
+MAX_SAMPLE: Final = 4096
+"""Characters of a line of metrics; matching one of megabytes takes hundreds of them."""
+
+MAX_ENGINES: Final = 1024
+"""Labels in one answer; a server has a dozen."""
+
 _SAMPLE: Final = re.compile(
     r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)\s*"
     r'(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s*'
@@ -104,7 +110,7 @@ def samples(text: str, names: tuple[str, ...] = ()) -> Iterator[tuple[int, Metri
     With *names*, only samples whose names begin with one of them: histograms are most of a text.
     """
     for number, line in enumerate(text.split("\n"), start=1):
-        if names and not line.startswith(names):
+        if len(line) > MAX_SAMPLE or (names and not line.startswith(names)):
             continue
         match = _SAMPLE.match(line.strip())
         if match is None:
@@ -136,7 +142,10 @@ def counters(
     for sample in found:
         kind = kinds.get(sample.name)
         if kind is not None and math.isfinite(sample.value):
-            engine = engines.setdefault(sample.labels.get(names.label, ""), {})
+            label = sample.labels.get(names.label, "")
+            if label not in engines and len(engines) >= MAX_ENGINES:
+                continue
+            engine = engines.setdefault(label, {})
             engine.setdefault(kind, []).append(sample.value)
     return {
         label: Counters(

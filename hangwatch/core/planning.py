@@ -4,13 +4,15 @@ Theory of operation. The ladder is ordered by volatility: what the kernel says i
 gone first and costs the target nothing, so it is read first, of every process; stacks come after
 it, logs and versions last. Within a rung the most suspicious process comes first, so that a
 capture that is cut short has what matters. Stage A is rungs 1 to 5, taken twice; stage B is the
-rest, once, behind the gates that each collector brings. A plan is data: ``--dry-run`` prints it.
+rest, once, behind the gates that each collector brings. Servers that nothing is wrong with are
+asked in the first sample only, for their daemon asks them as well. A plan is data: ``--dry-run``
+prints it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
@@ -38,12 +40,14 @@ def plan(
     collectors: Iterable[Collector],
     policy: Policy,
     paths: Mapping[str, str],
+    own_paths: Mapping[int, Mapping[str, str]] | None = None,
     urls: Mapping[int, str] | None = None,
     logs: Iterable[str] = (),
     options: Mapping[str, Mapping[str, str]] | None = None,
     deadline: float = 60.0,
     notes: tuple[str, ...] = (),
     light: bool = False,
+    well: Collection[int] = (),
 ) -> CapturePlan:
     """Return what to do, in order.
 
@@ -52,12 +56,15 @@ def plan(
         collectors: Those to use.
         policy: Brings the pause between samples.
         paths: The only paths that may be asked, by purpose (``EngineProfile.endpoints``).
+        own_paths: The same of servers whose engine is known, by pid: one engine's harmless path
+            makes another one generate tokens.
         urls: Base URLs already known to answer, by pid.
         logs: Logs to take the tails of, besides those that the targets write.
         options: Settings of collectors, by name.
         deadline: Seconds for everything.
         notes: What is known to be missing.
         light: Whether to leave out what a healthy engine might feel, and to look once.
+        well: Servers that are captured for comparison only.
     """
     targets = tuple(targets)
     if light:
@@ -65,9 +72,10 @@ def plan(
     collectors = sorted(collectors, key=lambda collector: (collector.rung, collector.name))
     draft = _Draft(
         targets=targets,
-        endpoints=_endpoints(targets, paths, urls or {}),
+        endpoints=_endpoints(targets, paths, own_paths or {}, urls or {}),
         logs=tuple(logs),
         options=options or {},
+        well=well,
     )
     steps = [
         step
@@ -105,7 +113,9 @@ class _Draft:
         endpoints: Mapping[str, str],
         logs: tuple[str, ...],
         options: Mapping[str, Mapping[str, str]],
+        well: Collection[int],
     ) -> None:
+        self._well = well
         self._targets = targets
         self._endpoints = endpoints
         self._logs = _names(targets, logs)
@@ -127,16 +137,18 @@ class _Draft:
             case Scope.ENDPOINT:
                 # One step asks every server, each in a thread: a server that answers late or
                 # never must not use up a worker of its own.
-                if any(name.startswith("url.") for name in self._endpoints):
+                asked = tuple(
+                    target
+                    for target in self._targets
+                    if f"url.{target.process.pid}.0" in self._endpoints
+                    and (sample == 1 or target.process.pid not in self._well)
+                )
+                if asked:
                     yield self._step(
                         collector,
                         sample,
                         folder=PurePosixPath("processes"),
-                        targets=tuple(
-                            target
-                            for target in self._targets
-                            if f"url.{target.process.pid}.0" in self._endpoints
-                        ),
+                        targets=asked,
                         options=self._endpoints,
                     )
             case Scope.LOG:
@@ -186,18 +198,24 @@ class _Draft:
 
 
 def _endpoints(
-    targets: tuple[Target, ...], paths: Mapping[str, str], urls: Mapping[int, str]
+    targets: tuple[Target, ...],
+    paths: Mapping[str, str],
+    own_paths: Mapping[int, Mapping[str, str]],
+    urls: Mapping[int, str],
 ) -> dict[str, str]:
-    """Return ``path.PURPOSE`` and ``url.PID.N`` for every server that listens."""
-    found = {f"path.{purpose}": path for purpose, path in paths.items()}
+    """Return ``path.PID.PURPOSE`` and ``url.PID.N`` for every server that listens."""
+    found: dict[str, str] = {}
     for target in targets:
         if target.role is not Role.API_SERVER:
             continue
-        known = urls.get(target.process.pid, "")
+        pid = target.process.pid
+        known = urls.get(pid, "")
         listening = [listener.url for listener in target.listeners]
         candidates = [known] if known in listening else listening[:MAX_URLS]
-        for number, url in enumerate(candidates):
-            found[f"url.{target.process.pid}.{number}"] = url
+        found |= {f"url.{pid}.{number}": url for number, url in enumerate(candidates)}
+        if candidates:
+            asked = own_paths.get(pid, paths)
+            found |= {f"path.{pid}.{purpose}": path for purpose, path in asked.items()}
     return found
 
 

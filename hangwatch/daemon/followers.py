@@ -3,6 +3,9 @@
 A filesystem that stalls takes its own follower with it and no other. Which one a pattern begins
 on is read from the mount table, never by touching it; what leads on to another filesystem is
 reported by the follower as ``Foreign`` and handed to that one's own.
+
+Lines are parsed here, in the loop that must not hang, by expressions that may be anybody's. So a
+line has a budget; a log with too many lines that exceed it is not read any more, and says so.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from hangwatch.model.observation import (
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile, Signal
 from hangwatch.model.time import Clock, Instant
+from hangwatch.system.budget import Allowance, OverBudgetError
 from hangwatch.system.logs import log
 from hangwatch.system.paths import MountTable, place_of
 from hangwatch.system.spawn import message_kind
@@ -47,6 +51,14 @@ FOLLOWER: Final = "hangwatch.daemon.follower"
 
 MAX_FOLLOWERS: Final = 16
 """Children; the patterns of any further filesystem join the last one."""
+
+LINE_BUDGET: Final = 0.1
+"""Seconds of processor time that a line may take; ordinary ones take a thousandth of it."""
+
+LOG_BUDGET: Final = 0.5
+"""Seconds that the dear lines of a log may take at once;"""
+LOG_SHARE: Final = 0.05
+"""and of a core, for ever. Then it is given up: no beat is worth the loop."""
 
 
 @dataclass(slots=True)
@@ -103,6 +115,7 @@ class Followers:
         self._engines: dict[str, str] = {}  # log -> name of the profile that it is of
         self._stamped: dict[str, Instant] = {}
         self._missed: set[str] = set()
+        self._allowances: dict[str, Allowance] = {}  # log -> what its lines may take
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -236,7 +249,7 @@ class Followers:
     def _observe(self, follower: _Follower, event: FollowEvent) -> tuple[Observation, ...]:
         match event:
             case Line():
-                return self._parse(event)
+                return self._read(event)
             case Foreign():
                 self._hand_over(event)
                 return ()
@@ -262,6 +275,7 @@ class Followers:
                 self._found.pop(event.source, None)
                 self._engines.pop(event.source, None)
                 self._stamped.pop(event.source, None)
+                self._allowances.pop(event.source, None)
                 log.info("hangwatch.log_retired", log=event.source, reason=event.reason)
             case SourceUnreadable():
                 log.warning("hangwatch.log_unreadable", log=event.source, reason=event.reason)
@@ -288,6 +302,31 @@ class Followers:
             log.info("hangwatch.filesystem_found", mount=event.mount, pattern=event.pattern)
             follower.patterns.setdefault(event.pattern)
             follower.keeper.tell(self._order(follower))
+
+    def _read(self, line: Line) -> tuple[Observation, ...]:
+        """Return what a line says, unless that takes too long to find out."""
+        allowance = self._allowances.get(line.source)
+        if allowance is None:
+            allowance = Allowance(each=LINE_BUDGET, at_once=LOG_BUDGET, share=LOG_SHARE)
+            self._allowances[line.source] = allowance
+        if allowance.is_spent():
+            return ()
+        seen: tuple[Observation, ...] = ()
+        try:
+            seen = allowance.spend(lambda: self._parse(line), self._clock.now())
+        except OverBudgetError:
+            log.error(
+                "hangwatch.line_too_slow",
+                log=line.source,
+                bytes=len(line.text),
+                hint="an expression of its profile takes too long: give its repeats limits, "
+                ".{0,200} for .*, and let none stand within another",
+            )
+        if not allowance.is_spent():
+            return seen
+        reason = "it is given up: the expressions of its profile take too long on its lines"
+        log.error("hangwatch.log_given_up", log=line.source, reason=reason)
+        return (*seen, SourceUnreadable(source=line.source, at=line.at, reason=reason))
 
     def _parse(self, line: Line) -> tuple[BeatSeen | SignalArrived, ...]:
         found = self._found.get(line.source)

@@ -62,6 +62,9 @@ TIMEOUT: Final = 15.0
 SLEEPING_TIMEOUT: Final = 3.0
 """Seconds; it is asked of a loop that has just answered, and what that said waits for it."""
 
+MAX_WORDS: Final = 1 << 16
+"""Bytes of what a health endpoint says; the metrics have ``http.MAX_BODY``."""
+
 MIN_PERIOD: Final = 10.0
 """Seconds between two requests at one endpoint, unless the user sets another interval."""
 
@@ -411,7 +414,10 @@ class Prober:
         """Ask one endpoint; say once if it answers nobody without a key, or none of ours."""
         path = server.profile.endpoints[purpose]
         key = server.key_for(purpose, self._keys)
-        exchange = http.Exchange(address.owner, address.listener, path, timeout=timeout, key=key)
+        limit = http.MAX_BODY if purpose == "metrics" else MAX_WORDS
+        exchange = http.Exchange(
+            address.owner, address.listener, path, timeout=timeout, limit=limit, key=key
+        )
         response = yield exchange
         if response.status in (401, 403):
             # The search also looks whether the keys are others now.

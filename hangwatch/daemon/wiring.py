@@ -557,6 +557,7 @@ class Watch:
                     pid=self._roster.pid_of(key),
                     stopped=key in members,
                     url=self._roster.url_of(key),
+                    profile=self._roster.profile_of(key),
                 )
                 for key in (*members, *others)
             ),

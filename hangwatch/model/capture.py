@@ -333,12 +333,14 @@ class CapturedInstance:
         pid: The process that prints its beats, or ``None`` if unknown.
         stopped: Whether it is a member of the incident.
         url: Base URL at which its server was found to answer, or ``""``.
+        profile: Name of its engine's profile, or ``""`` where its title says enough.
     """
 
     instance: InstanceKey
     pid: int | None = None
     stopped: bool = True
     url: str = ""
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captures import CLOCK, capture, program, read, run_steps, step_for
+from captures import CLOCK, capture, program, read, request_for, run_steps, step_for
 from processes import PATIENCE, eventually, python
 from remote_targets import Interpreter, running
 
 from hangwatch import registry
+from hangwatch.capture.run import run
 from hangwatch.model.capture import FailureKind, Gate, Stage
 from hangwatch.model.time import Instant
 from hangwatch.system import http, procfs
@@ -189,6 +190,25 @@ def test_a_server_is_asked_nothing_but_the_paths_of_its_profile(tmp_path):
     endpoints = registry.profile("lmdeploy").endpoints
     expected = {f"GET {endpoints[purpose]} HTTP/1.1" for purpose in ("health", "metrics")}
     assert expected == set(asked.read_text().splitlines())
+
+
+def test_a_capture_asks_each_server_what_its_own_engine_allows(tmp_path):
+    asked, theirs = tmp_path / "asked", tmp_path / "theirs"
+    with (
+        python(SERVER.format(file=str(asked))) as hung,
+        python(SERVER.format(file=str(theirs))) as well,
+    ):
+        request = request_for(hung.pid, well.pid, output=tmp_path)
+        member, sibling = request.instances
+        sibling = replace(sibling, stopped=False, profile="sglang")
+        run(replace(request, instances=(member, sibling)), clock=CLOCK)
+
+    paths = registry.profile("sglang").endpoints
+    assert paths["health"] != registry.profile("lmdeploy").endpoints["health"]
+    assert sorted(f"GET {path} HTTP/1.1" for path in paths.values()) == sorted(
+        theirs.read_text().splitlines()
+    )
+    assert 4 == len(asked.read_text().splitlines())
 
 
 ELSEWHERE = """

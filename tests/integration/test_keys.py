@@ -127,8 +127,8 @@ def endpoints(tmp_path: Path, pid: int, **options: str) -> None:
         timeout=20.0,
         targets=(target,),
         options={
-            "path.health": "/health",
-            "path.metrics": "/metrics",
+            f"path.{pid}.health": "/health",
+            f"path.{pid}.metrics": "/metrics",
             f"url.{pid}.0": listener.url,
             **options,
         },

@@ -89,6 +89,7 @@ def test_its_other_lines_are_read():
         ("m", {"heartbeat": "one line|other line"}, ("heartbeat",), "characters in a row"),
         ("m", {"heartbeat": "(?i)steps: "}, ("heartbeat",), "characters in a row"),
         ("m", {"heartbeat": r"steps: (\w+ ?)*$"}, ("heartbeat",), "can take for ever"),
+        ("m", {"heartbeat": r"steps: (?:a|a)*$"}, ("heartbeat",), "can take for ever"),
         ("m", {"heartbeat": r"steps: .*a.*b.*c.*d"}, ("heartbeat",), "take long to fail"),
         ("m", {"heartbeat": "steps: " + "x" * 3000}, ("heartbeat",), "longer than"),
         ("m", {"ready": ["up and running", r"\d"]}, ("ready",), "characters in a row"),

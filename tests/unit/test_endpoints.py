@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.core.endpoints import (
+    MAX_ENGINES,
     MAX_MESSAGE,
     counters,
     health_of_answer,
@@ -17,6 +18,7 @@ from hangwatch.core.endpoints import (
     samples,
     says_sleeping,
 )
+from hangwatch.model.dossier import MetricSample
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.time import Instant
 from hangwatch.model.vitals import Health, Outcome
@@ -147,6 +149,19 @@ def test_a_sample_knows_its_line_and_its_labels():
     assert 3 == line
     assert {"b": 'x"y\\z\nw', "c": "}"} == dict(sample.labels)
     assert 1.5 == sample.value
+
+
+def test_a_line_of_megabytes_is_no_sample_and_the_next_one_is():
+    text = f'a{{b="{"x" * (1 << 20)}"}} 1\nc 2\n'
+
+    assert [(2, "c")] == [(line, sample.name) for line, sample in samples(text)]
+
+
+def test_no_answer_makes_engines_without_end():
+    name = PROFILE.metrics.tokens[0]
+    found = (MetricSample(name=name, value=1.0, labels={"engine": str(i)}) for i in range(5000))
+
+    assert MAX_ENGINES == len(counters(found, PROFILE, at=NOW))
 
 
 @given(st.text())

@@ -10,6 +10,7 @@ import pytest
 from fake_children import FakeChild, Nursery
 
 from hangwatch.core.codec import to_plain
+from hangwatch.core.definition import define
 from hangwatch.daemon import followers as module
 from hangwatch.daemon.followers import Followers
 from hangwatch.model.following import Foreign, NothingMatches
@@ -23,8 +24,10 @@ from hangwatch.model.observation import (
     SourceFound,
     SourceGrew,
     SourceRetired,
+    SourceUnreadable,
 )
 from hangwatch.model.policy import Policy
+from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Instant
 from hangwatch.profiles.lmdeploy import PROFILE
 from hangwatch.testing import FakeClock
@@ -39,13 +42,13 @@ BEAT = (
 class Scene:
     """Followers of logs on a make-believe /data and the rest."""
 
-    def __init__(self, **more: Any) -> None:
+    def __init__(self, *, profile: EngineProfile = PROFILE, **more: Any) -> None:
         self.clock = FakeClock()
         self.nursery = Nursery()
         self.followers = Followers(
             clock=self.clock,
             policy=Policy(),
-            profiles={PROFILE.name: PROFILE},
+            profiles={profile.name: profile},
             start=self.nursery,
             **more,
         )
@@ -249,3 +252,45 @@ def test_our_log_says_once_that_a_named_log_is_not_there(monkeypatch):
     assert () == scene.say(child, *missing)
     assert ["hangwatch.nothing_matches"] == [event for event, _ in said]
     assert "/logs/x.log" == said[0][1]["pattern"]
+
+
+DEAR = define("dear", {"heartbeat": r"steps: (?P<out_tps>\d+)[^!]*[^!]*[^!]*[^!]*!"})
+
+
+def test_a_line_on_which_an_expression_takes_for_ever_does_not_hold_up_the_loop():
+    scene = Scene(profile=DEAR)
+    scene.followers.follow(["/var/a.log"])
+    scene.followers.hear()
+    dear, cheap = (
+        Line(source="/var/a.log", text=text, at=Instant(1.0))
+        for text in (b"steps: 1" + b"x" * 5000, b"steps: 1!")
+    )
+    heard = scene.say(scene.nursery.last, dear, cheap)
+
+    assert [BeatSeen] == [type(seen) for seen in heard]
+
+
+def test_a_log_whose_lines_take_too_long_is_given_up_and_called_unreadable():
+    scene = Scene(profile=DEAR)
+    scene.followers.follow(["/var/a.log", "/var/b.log"])
+    scene.followers.hear()
+    dear = [
+        Line(source="/var/a.log", text=b"steps: 1" + b"x" * 5000, at=Instant(i)) for i in range(9)
+    ]
+    cheap = Line(source="/var/b.log", text=b"steps: 1!", at=Instant(9.0))
+    heard = scene.say(scene.nursery.last, *dear, cheap)
+
+    (gave_up, beat) = heard
+    assert isinstance(gave_up, SourceUnreadable)
+    assert "take too long" in gave_up.reason
+    assert isinstance(beat, BeatSeen)
+
+
+def test_the_time_of_dear_lines_is_forgiven_after_a_while():
+    scene = Scene(profile=DEAR)
+    scene.followers.follow(["/var/a.log"])
+    scene.followers.hear()
+    dear = Line(source="/var/a.log", text=b"steps: 1" + b"x" * 5000, at=Instant(0.0))
+    for _ in range(12):
+        assert () == scene.say(scene.nursery.last, dear)
+        scene.clock.sleep(60.0)

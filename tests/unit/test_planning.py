@@ -83,7 +83,36 @@ def test_all_servers_are_asked_in_one_step_that_waits_beside_the_others():
     assert ["endpoints/1", "endpoints/2"] == [step.id for step in made.steps]
     assert made.steps[0].waits
     assert (SERVER,) == made.steps[0].targets
-    assert {"path.health": "/health", "url.7.0": "http://10.0.0.1:8000"} == made.steps[0].options
+    assert {"path.7.health": "/health", "url.7.0": "http://10.0.0.1:8000"} == made.steps[0].options
+
+
+def test_a_server_that_nothing_is_wrong_with_is_asked_once():
+    other = target(8, Role.API_SERVER, listeners=(Listener(host="10.0.0.1", port=8001, inode=2),))
+
+    made = plan(
+        [SERVER, other],
+        collectors=[ENDPOINTS],
+        policy=Policy(),
+        paths={"health": "/health"},
+        well=[8],
+    )
+    alone = plan([other], collectors=[ENDPOINTS], policy=Policy(), paths={}, well=[8])
+
+    assert [(SERVER, other), (SERVER,)] == [step.targets for step in made.steps]
+    assert ["endpoints/1"] == [step.id for step in alone.steps]
+
+
+def test_each_server_is_asked_the_paths_of_its_own_engine():
+    made = plan(
+        [SERVER],
+        collectors=[ENDPOINTS],
+        policy=Policy(),
+        paths={"health": "/health", "metrics": "/metrics"},
+        own_paths={7: {"health": "/v1/models"}},
+    )
+
+    asked = {k: v for k, v in made.steps[0].options.items() if k.startswith("path.")}
+    assert {"path.7.health": "/v1/models"} == asked
 
 
 def test_an_address_that_is_known_to_answer_is_the_only_one_asked():
