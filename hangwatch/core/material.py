@@ -82,6 +82,8 @@ class Stream:
         oddities: What its reader had to survive.
         written: When its file was written for the last time, where that is known.
         near: A moment not far from its first line, for stamps without a year.
+        ended: Second at which its last line arrived, candidate or not, where somebody wrote that
+            down; a line about a GET aside, which may be our own.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Stream:
     oddities: frozenset[str] = frozenset()
     written: datetime | None = None
     near: datetime | None = None
+    ended: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +286,8 @@ class _Layer:
             if entry.record.arrival is not None:
                 at = entry.record.arrival + shift
             self.lines.append((at, entry.record))
+        if self.stream.ended is not None and self.lines:
+            self.growth.append(self.stream.ended + shift)
 
     def _by_stamp(self, seen: Sequence[_Seen]) -> None:
         shift = 0.0

@@ -187,13 +187,14 @@ def _beat(
 
 def _number(text: bytes | None) -> float | None:
     try:
-        return None if text is None else float(text)
+        number = None if text is None else float(text)
     except ValueError:
         return None  # a configured expression may call anything a number
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _whole(number: float | None) -> int | None:
-    return None if number is None or not math.isfinite(number) else int(number)
+    return None if number is None else int(number)
 
 
 def _zoned(stamp: datetime | None, zone: tzinfo | None) -> datetime | None:

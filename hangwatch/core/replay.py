@@ -31,6 +31,7 @@ from hangwatch.model.observation import (
     RecordStall,
     Report,
     SourceFound,
+    SourceGrew,
     StacksSeen,
     StartCapture,
     UpdateCapture,
@@ -248,7 +249,8 @@ def _read(
                 line=line.number,
                 text=line.text[:200].decode("utf-8", "replace"),
             )
-    return found
+    # A line that says nothing proves all the same that its log still took one.
+    return found or (SourceGrew(source=line.source, at=line.at),)
 
 
 def _about(state: State, snapshots: Sequence[Observation]) -> tuple[Observation, ...]:

@@ -298,8 +298,8 @@ def _nothing_polls(vitals: Vitals, known: Facts) -> str:
 def _pipe_full(vitals: Vitals, known: Facts) -> str:
     """Say that its server is held by a pipe that nobody reads; ``""`` if that is not known.
 
-    An idle server may be seen in the middle of a line that it writes: it counts if it has work, and
-    stood there for some time or has been silent for long.
+    An idle server may be seen in the middle of a line that it writes: it counts if it stood there
+    for some time, or answers nothing, or has work and has been silent for long.
     """
     for process in vitals.processes:
         since = process.waits_since or process.at
@@ -309,7 +309,8 @@ def _pipe_full(vitals: Vitals, known: Facts) -> str:
             continue
         stood = process.at - since >= SETTLED_WAIT
         silent = process.at >= known.limit_at and known.demand is not Demand.NONE
-        if stood or silent:
+        # Nor has a server that answers nothing only been seen in passing.
+        if stood or silent or unanswered(vitals, known):
             what = "its standard output is one that" if process.stdout_pipe else "it is one that"
             return (
                 f"{process.role} {process.pid} waits in {process.wchan} for room in a pipe: {what}"
@@ -353,7 +354,7 @@ def cause_of(vitals: Vitals, known: Facts, still: Still) -> str:  # noqa: PLR091
     if meaning is HealthMeaning.NO_PROGRESS and (polls := _polls(vitals, idle=waiting)) is not None:
         return "gpu-kernel-stuck" if polls else "await-never-completes"
     last = vitals.last
-    if last is not None and last.tps == 0 and not last.running and last.waiting:
+    if last is not None and last.tps == 0 and not last.running and last.in_flight:
         return "scheduler-stuck"
     return ONE_SILENT
 

@@ -32,10 +32,12 @@ PROFILE: Final = EngineProfile(
     ),
     needles=(b"Decode batch", b"Prefill batch"),
     families=(
+        # A decode engine fed by prefill engines counts what waits for memory or cache apart.
         re.compile(
             rb"Decode batch" + _STEP + rb"#running-req: (?P<running>%b)"
+            rb"(?:.*?#prealloc-req: (?P<routed>%b), #transfer-req: (?P<api_waiting>%b))?"
             rb"(?:.*?gen throughput \(token/s\): (?P<out_tps>%b))?"
-            rb"(?:.*?#queue-req: (?P<waiting>%b))?" % (_INT, _NUM, _INT)
+            rb"(?:.*?#queue-req: (?P<waiting>%b))?" % (_INT, _INT, _INT, _NUM, _INT)
         ),
         # "input throughput" is that of the batch before, and the sequences of this batch are in
         # flight without being among the running ones yet.

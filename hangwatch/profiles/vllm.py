@@ -99,9 +99,12 @@ PROFILE: Final = EngineProfile(
         ),
         SignalPattern(
             signal=Signal.ENGINE_DEAD,
-            pattern=re.compile(rb"(?:Engine core|Worker) proc \S+ died unexpectedly"),
+            pattern=re.compile(
+                rb"(?:Engine core|Worker) proc \S+ died unexpectedly"
+                rb"|RayWorkerProc rank=[^\n]{1,200}? died unexpectedly"
+            ),
             needle=b" died unexpectedly",
-            source="v1/engine/core_client.py; v1/executor/multiproc_executor.py",
+            source="v1/engine/core_client.py; v1/executor, multiproc and ray_executor_v2",
         ),
         SignalPattern(
             signal=Signal.ENGINE_DEAD,

@@ -170,11 +170,14 @@ def _family(
         try:
             parts: list[IO[bytes]] = [stack.enter_context(path.open("rb")) for path in paths]
             stream = _scan(parts, name, sought)
+            if arrivals is not None and arrivals.is_file():
+                seconds = _arrivals(arrivals)
+                stream = replace(
+                    _with_arrivals(stream, seconds), ended=_last_arrival(parts[-1], seconds)
+                )
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror or error}")
             return
-    if arrivals is not None and arrivals.is_file():
-        stream = _with_arrivals(stream, _arrivals(arrivals))
     yield stream
 
 
@@ -185,6 +188,15 @@ def _arrivals(path: Path) -> list[float]:
         raise UsageError(
             f"{path} holds something that is no number of seconds: one number for each line"
         ) from error
+
+
+def _last_arrival(file: IO[bytes], seconds: Sequence[float]) -> float | None:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+    lines = file.read(TAIL).removesuffix(b"\n").split(b"\n")
+    for line, second in zip(reversed(lines), reversed(seconds), strict=False):
+        if line.strip() and b'"GET /' not in line:
+            return second
+    return None
 
 
 def _with_arrivals(stream: Stream, seconds: Sequence[float]) -> Stream:

@@ -115,6 +115,8 @@ def test_what_is_swapped_out_of_vllms_first_engine_is_in_flight():
          b"EngineDeadError: EngineCore encountered an issue."), Signal.ENGINE_DEAD),
         ((b"ERROR 12-01 23:08:02 [core_client.py:564] Engine core proc EngineCore_DP0 died "
          b"unexpectedly, shutting down client."), Signal.ENGINE_DEAD),
+        ((b"(EngineCore_DP0 pid=9) ERROR 06-05 04:10:08 [ray_executor_v2.py:210] RayWorkerProc "
+         b"rank=[0, 3] died unexpectedly, shutting down executor."), Signal.ENGINE_DEAD),
         (b"(APIServer pid=1) INFO:     Shutting down", Signal.STOPPED),
     ],
 )  # fmt: skip
@@ -163,6 +165,16 @@ def test_sglangs_decode_line_gives_its_numbers():
         found.waiting,
         found.tps,
     )
+
+
+def test_what_waits_for_memory_or_cache_in_a_decode_engine_of_sglang_is_in_flight():
+    found = beat(
+        b"[2026-08-21 19:02:30 TP0] Decode batch, #running-req: 0, #token: 0, token usage: 0.00,"
+        b" pre-allocated usage: 0.00, #prealloc-req: 3, #transfer-req: 1, #retracted-req: 2,"
+        b" cuda graph: True, gen throughput (token/s): 0.00, #queue-req: 0,"
+    )
+
+    assert (0, 4) == (found.running, found.in_flight)
 
 
 def test_the_first_prefill_of_sglang_is_in_flight_although_nothing_runs_yet():

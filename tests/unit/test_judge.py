@@ -731,6 +731,12 @@ def mute(at: float, since: float) -> Health:
     )
 
 
+def test_a_server_that_answers_nothing_was_not_seen_at_a_pipe_in_passing():
+    held = seen(fold.health(busy(), mute(LAST + 40, 0)), server("pipe_write", LAST + 40))
+
+    assert ("hung", "stdout-pipe-full") == _told(judge(held, POLICY, Instant(LAST + 40)))
+
+
 def test_a_server_without_work_that_answers_nobody_for_long_is_hung():
     vitals = fold.health(fold.health(busy(running=0), mute(LAST + 40, 0)), mute(LAST + 170, 0))
 

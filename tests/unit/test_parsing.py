@@ -90,8 +90,9 @@ def test_a_drifted_format_keeps_the_numbers_that_did_not_drift():
     assert (25113.4, 29, 71.3) == (found.in_tps, found.running, found.kv_cache_pct)
 
 
-def test_not_a_number_is_no_crash():
-    assert "DP0" == beat(BEAT.replace(b"25113.4", b"nan")).instance.tag
+@pytest.mark.parametrize("number", [b"nan", b"inf"])
+def test_not_a_number_is_a_number_that_the_line_does_not_say(number: bytes):
+    assert 1893.0 == beat(BEAT.replace(b"25113.4", number)).tps
 
 
 def test_a_lone_line_of_speculative_decoding_is_no_heartbeat():

@@ -110,6 +110,34 @@ def test_arrival_times_go_before_stamps(tmp_path: Path):
     assert [0.0, 10.0] == [found.at for found in read(tmp_path).lines]
 
 
+def last_word(folder: Path, until: float) -> str:
+    return run(folder, until).verdict.word
+
+
+def test_a_log_that_takes_other_lines_while_beats_are_missing_has_a_path_that_lives(
+    tmp_path: Path,
+):
+    beats = "".join(line(at) for at in range(0, 100, 10))
+    late = (START + timedelta(seconds=150)).strftime("%Y-%m-%d %H:%M:%S")
+    (tmp_path / "log.txt").write_text(f"{beats}[{late}] Health check failed: it is mute\n")
+
+    assert "hung" == last_word(tmp_path, 300)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [("noise\n", "hung"), (access("GET /health"), "suspected_hang")],
+)
+def test_the_arrival_of_a_line_proves_the_path_but_for_answers_to_whoever_watches(
+    last: str, expected: str, tmp_path: Path
+):
+    beats = "".join(line(at) for at in range(0, 100, 10))
+    (tmp_path / "log.txt").write_text(beats + last)
+    (tmp_path / "arrival.txt").write_text("".join(f"{at}\n" for at in (*range(0, 100, 10), 150)))
+
+    assert expected == last_word(tmp_path, 300)
+
+
 def test_a_line_that_a_rotation_cut_is_whole_again(tmp_path: Path):
     text = "".join(line(at) for at in range(0, 100, 10))
     (tmp_path / "server.log.1").write_text(text[:700])
