@@ -24,8 +24,10 @@ a task that died cannot be assigned, and is left out; sleep and restarts concern
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 from hangwatch.core import calibration, grouping, judge, starvation, vitals, witnesses
@@ -316,7 +318,8 @@ def view(state: State, key: InstanceKey, now: Instant | None = None) -> Vitals:
         now: The present instant; without it, logs beside its own are always looked at.
     """
     tracked = _calibrated(state.instances[key], state.calibrations, state.policy)
-    return _view(key, tracked, state.sources, _last_to_end(state.leases), now)
+    newest = _newest_by_folder(state.sources)
+    return _view(tracked, state.sources, newest, _last_to_end(state.leases), now)
 
 
 def _calibrated(
@@ -337,9 +340,9 @@ def _last_to_end(leases: Mapping[str, Lease]) -> Lease | None:
 
 
 def _view(
-    key: InstanceKey,
     tracked: Tracked,
     sources: Mapping[str, Source],
+    newest: Mapping[str, Sequence[tuple[Instant, str]]],
     lease: Lease | None,
     now: Instant | None,
 ) -> Vitals:
@@ -347,13 +350,13 @@ def _view(
     # Its own file shows it alone; a merged stream counts only where there is nothing better.
     alone = any(not s.vital.merged and s.vital.retired_at is None for s in known)
     beaten = [
-        source.other_at if source.newest == key else source.vital.last_line_at
+        source.other_at if source.newest == tracked.vitals.instance else source.vital.last_line_at
         for source in known
         if not source.vital.merged
     ]
     missing_at = tracked.facts.missing_at if tracked.facts is not None else None
     if now is None or missing_at is None or now >= missing_at:
-        beaten += _beside(known, sources)
+        beaten += _beside(known, newest)
     siblings = [at for at in beaten if at is not None]
     return replace(
         tracked.vitals,
@@ -366,7 +369,9 @@ def _view(
     )
 
 
-def _beside(known: Iterable[Source], sources: Mapping[str, Source]) -> list[Instant | None]:
+def _beside(
+    known: Iterable[Source], newest: Mapping[str, Sequence[tuple[Instant, str]]]
+) -> list[Instant]:
     """Return the last beats on logs beside these.
 
     Engines write their own files by themselves: what can fail on the way is the filesystem, and
@@ -374,11 +379,23 @@ def _beside(known: Iterable[Source], sources: Mapping[str, Source]) -> list[Inst
     """
     folders = {_folder(s.vital.name) for s in known if not s.vital.relayed}
     mine = {s.vital.name for s in known}
-    return [
-        source.vital.last_line_at
-        for name, source in sources.items()
-        if name not in mine and not source.vital.relayed and _folder(name) in folders
-    ]
+    beaten = (
+        next((at for at, name in newest.get(folder, ()) if name not in mine), None)
+        for folder in folders
+    )
+    return [at for at in beaten if at is not None]
+
+
+def _newest_by_folder(sources: Mapping[str, Source]) -> dict[str, list[tuple[Instant, str]]]:
+    """Return for each folder the last beats on the files in it, with their names, newest first."""
+    found: dict[str, list[tuple[Instant, str]]] = {}
+    for name, source in sources.items():
+        at = source.vital.last_line_at
+        if at is not None and not source.vital.relayed:
+            found.setdefault(_folder(name), []).append((at, name))
+    for beaten in found.values():
+        beaten.sort(reverse=True)
+    return found
 
 
 def _folder(name: str) -> str:
@@ -422,6 +439,7 @@ class _Turn:
         self._idleness = state.idleness
         self._touched: set[InstanceKey] = set()
         self._seen_anything = False
+        self._printers: dict[tuple[str, int | None], list[InstanceKey]] | None = None
         self.actions: list[Action] = []
 
     def state(self) -> State:
@@ -520,6 +538,7 @@ class _Turn:
 
     def _create(self, key: InstanceKey, at: Instant, profile: str = "") -> None:
         engine = self._profile(profile)
+        self._printers = None
         self._instances[key] = Tracked(
             vitals=Vitals(
                 instance=key,
@@ -647,6 +666,7 @@ class _Turn:
         if before is None:
             return
         tracked = self._instances.pop(before)
+        self._printers = None
         self._touched.discard(before)
         fresh = self._instances[key]
         engine = fresh.vitals
@@ -736,17 +756,11 @@ class _Turn:
 
     def _resolve_signal(self, signal: SignalSeen) -> list[InstanceKey]:
         wanted = signal.instance
+        printed = self._printed_by(wanted)
+        same = [key for key in printed if signal.source in self._instances[key].carried]
+        if same or (printed and wanted.pid is not None):
+            return same or printed
         here = [k for k, t in self._instances.items() if signal.source in t.carried]
-        same = [k for k in here if (k.host, k.pid) == (wanted.host, wanted.pid)]
-        if same:
-            return same
-        elsewhere = [
-            key
-            for key in self._instances
-            if wanted.pid is not None and (key.host, key.pid) == (wanted.host, wanted.pid)
-        ]
-        if elsewhere:
-            return elsewhere
         if wanted.pid is None and here:
             return here
         if signal.signal in _INTRODUCING:
@@ -763,15 +777,18 @@ class _Turn:
         """Return the instances that an observation from outside the log concerns."""
         if wanted in self._instances:
             return [wanted]
-        same = [
-            key
-            for key in self._instances
-            if (key.host, key.pid) == (wanted.host, wanted.pid) and not wanted.tag
-        ]
-        if same:
-            return same
+        if not wanted.tag and (printed := self._printed_by(wanted)):
+            return printed
         self._create(wanted, at)
         return [wanted]
+
+    def _printed_by(self, wanted: InstanceKey) -> list[InstanceKey]:
+        """Return the instances whose beats the process of *wanted* prints."""
+        if self._printers is None:
+            self._printers = {}
+            for key in self._instances:
+                self._printers.setdefault((key.host, key.pid), []).append(key)
+        return self._printers.get((wanted.host, wanted.pid), [])
 
     def _captured(self, ident: str, at: Instant, bundle: str) -> None:
         for i, incident in enumerate(self._incidents):
@@ -880,16 +897,43 @@ class _Turn:
 
     def _end_notices(self) -> None:
         for i, incident in enumerate(self._incidents):
-            if not incident.notice or incident.state is IncidentState.CLOSED:
-                continue
-            closed = replace(incident, state=IncidentState.CLOSED, closed_at=self._now)
-            self._incidents[i] = closed
-            self.actions.append(CloseIncident(incident=closed))
+            if incident.notice and incident.state is not IncidentState.CLOSED:
+                self._close(i, incident)
+
+    def _close(self, i: int, incident: Incident) -> None:
+        closed = replace(incident, state=IncidentState.CLOSED, closed_at=self._now)
+        self._incidents[i] = closed
+        self.actions.append(CloseIncident(incident=closed))
 
     def _view(self, key: InstanceKey) -> Vitals:
-        lease = _last_to_end(self._leases)
         tracked = _calibrated(self._instances[key], self._calibrations, self._state.policy)
-        return _view(key, tracked, self._sources, lease, self._now)
+        return _view(tracked, self._sources, self._newest, self._lease, self._now)
+
+    # Once every observation is folded in, these stand.
+
+    @cached_property
+    def _newest(self) -> Mapping[str, Sequence[tuple[Instant, str]]]:
+        return _newest_by_folder(self._sources)
+
+    @cached_property
+    def _lease(self) -> Lease | None:
+        return _last_to_end(self._leases)
+
+    @cached_property
+    def _stopped(self) -> Mapping[InstanceKey, Instant]:
+        """The last progress of everyone who has work and misses a beat, oldest first."""
+        found = {
+            key: facts.progress_at
+            for key, tracked in self._instances.items()
+            if (facts := tracked.facts) is not None
+            and not isinstance(tracked.verdict, Gone)
+            and facts.progress_at is not None
+            and facts.missing_at is not None
+            and self._now >= facts.missing_at
+            and facts.demand is not Demand.NONE
+            and not facts.excused
+        }
+        return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def _in_company(self, key: InstanceKey, result: judge.Examined) -> Verdict:
         """Return the verdict; a stall, or an idleness, that all share is named after that."""
@@ -903,10 +947,9 @@ class _Turn:
             and self._instances[key].vitals.stacks is not None
         ):
             return verdict  # the stacks say where each of them stands
-        company = self._company(key, result.facts)
-        if not company:
+        others = self._company(key, result.facts)
+        if not others:
             return verdict
-        others = len(company)
         return replace(
             verdict,
             cause=grouping.TOGETHER,
@@ -916,23 +959,15 @@ class _Turn:
             ),
         )
 
-    def _company(self, key: InstanceKey, known: Facts) -> list[InstanceKey]:
-        """Return the others whose progress stopped with this one's, although they have work."""
+    def _company(self, key: InstanceKey, known: Facts) -> int:
+        """Return how many others' progress stopped with this one's, although they have work."""
+        if known.progress_at is None:
+            return 0
         reach = self._state.policy.together * known.interval
-        return [
-            other
-            for other, tracked in self._instances.items()
-            if other != key
-            and (facts := tracked.facts) is not None
-            and not isinstance(tracked.verdict, Gone)
-            and facts.progress_at is not None
-            and known.progress_at is not None
-            and abs(facts.progress_at - known.progress_at) <= reach
-            and facts.missing_at is not None
-            and self._now >= facts.missing_at
-            and facts.demand is not Demand.NONE
-            and not facts.excused
-        ]
+        moments = list(self._stopped.values())
+        first = bisect_left(moments, known.progress_at - reach)
+        near = bisect_right(moments, known.progress_at + reach) - first
+        return near - (key in self._stopped)
 
     def _settle(self, key: InstanceKey, after: Verdict) -> None:
         tracked = self._instances[key]
@@ -1041,21 +1076,43 @@ class _Turn:
         )
 
     def _forget(self) -> None:
+        """Let go of what can matter no more, so that weeks leave no trace."""
         ended = [lease for lease in self._leases.values() if lease.until <= self._now]
         for lease in sorted(ended, key=lambda lease: lease.until)[:-1]:
             del self._leases[lease.id]  # silence counts from the end of the last one
+        long_ago = self._now - FORGET_AFTER
+        self._close_what_nobody_continues(long_ago)
         closed = [x for x in self._incidents if x.state is IncidentState.CLOSED]
         if len(closed) > MAX_CLOSED:
             self._incidents.remove(closed[0])
         for key, tracked in list(self._instances.items()):
-            verdict = tracked.verdict
-            if isinstance(verdict, Gone) and self._now > verdict.since + FORGET_AFTER:
+            if isinstance(tracked.verdict, Gone) and tracked.verdict.since < long_ago:
                 del self._instances[key]
-                self._cooling.pop(key, None)
-                for name in tracked.carried:
-                    source = self._sources.get(name)
-                    if source is not None and source.vital.retired_at is not None:
-                        del self._sources[name]
+                self._aliases = {a: known for a, known in self._aliases.items() if known != key}
+        for key, captured_at in list(self._cooling.items()):
+            if key not in self._instances and captured_at < long_ago:
+                del self._cooling[key]
+        retired = [
+            name
+            for name, source in self._sources.items()
+            if source.vital.retired_at is not None and source.vital.retired_at < long_ago
+        ]
+        if retired:
+            carried = {name for tracked in self._instances.values() for name in tracked.carried}
+            for name in retired:
+                if name not in carried:
+                    del self._sources[name]
+
+    def _close_what_nobody_continues(self, long_ago: float) -> None:
+        """Close incidents of before a restart whose members were never seen again."""
+        for i, incident in enumerate(self._incidents):
+            if incident.state is IncidentState.CLOSED or incident.detected_at >= long_ago:
+                continue
+            if not incident.notice and not any(
+                member.recovered_at is None and member.instance in self._instances
+                for member in incident.members
+            ):
+                self._close(i, incident)
 
 
 def _ok_again(at: Instant) -> Ok:

@@ -141,10 +141,10 @@ def enroll(incident: Incident, member: Member, *, confirmed: bool) -> Incident:
     return _settled(replace(incident, members=tuple(members)), confirmed=confirmed)
 
 
-def _stopped_at(member: Member) -> tuple[float, InstanceKey]:
+def _stopped_at(member: Member) -> tuple[float, str, int, str]:
     moment = member.window.earliest if member.window else member.verdict.since
     key = member.instance
-    return (moment, replace(key, pid=key.pid or 0))
+    return (moment, key.host, key.pid or 0, key.tag)
 
 
 def _settled(incident: Incident, *, confirmed: bool) -> Incident:

@@ -511,6 +511,40 @@ def test_an_instance_that_is_gone_is_forgotten_after_a_day():
     assert [key(1)] == list(run.state.instances)
 
 
+def test_a_log_that_carried_nobody_is_forgotten_a_day_after_it_was_retired():
+    found = SourceFound(source="worker-7.out", at=Instant(1), pid=7)
+    retired = SourceRetired(source="worker-7.out", at=Instant(50))
+    run = Run().over([found, retired], [beat(2, running=0), beat(90_000)], until=90_000)
+
+    assert ["worker-100.out"] == list(run.state.sources)
+
+
+def test_the_name_by_which_a_driver_called_an_engine_is_forgotten_with_the_engine():
+    remote = replace(KEY, host="192.0.2.7")
+    relayed = beats(0.5, 100, instance=remote, source="driver.log", relayed=True)
+    retired = [
+        SourceRetired(source=name, at=Instant(101)) for name in ("driver.log", "worker-100.out")
+    ]
+    run = Run().over(beats(0, 100), relayed, retired, until=100)
+    assert {remote: KEY} == run.state.aliases
+
+    run.over([*retired, beat(90_000, instance=key(1))], until=90_000)
+
+    assert {} == run.state.aliases
+
+
+def test_an_incident_whose_engines_a_restarted_daemon_never_sees_again_is_closed_after_a_day():
+    first = Run().over(beats(0, 1000), until=1200)
+    memory = remember(first.state)
+
+    state = begin(POLICY, PROFILES, FakeClock().epoch(), Instant(1300), memory=memory)
+    quiet = [beat(at, instance=key(1), running=0) for at in (1301, 90_000)]
+    second = Run(state=state).over(quiet, until=90_000)
+
+    assert [IncidentState.CLOSED] == [incident.state for incident in second.state.incidents]
+    assert 1 == len(second.of(CloseIncident))
+
+
 # --- properties ----------------------------------------------------------------------------------
 
 
