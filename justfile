@@ -46,6 +46,11 @@ proof:
 picture:
     {{python}} tools/attach_picture.py
 
+# regenerate what the docs publish of the verdicts, over DAYS instance-days (an hour or two)
+proof-verdicts DAYS="1000" HANGS="40":
+    HANGWATCH_PROOF_DAYS={{DAYS}} HANGWATCH_PROOF_HANGS={{HANGS}} {{python}} -m benchmarks verdicts
+    {{python}} -m benchmarks.verdicts 40 6 docs/explanation/trade-off.svg
+
 # write dist/hangwatch-rescue.py, the one file that needs no installation
 rescue:
     {{python}} tools/make_rescue.py

@@ -5,9 +5,11 @@ generated from seeds (`benchmarks/_histories`) and given to the detector in virt
 each set of witnesses; to the rule that alarms after so many seconds without a heartbeat as well.
 A false alarm is any alarm, a suspicion included, of an engine in which nothing is planted. Latency
 counts from the instant of the stop, which lies up to ten seconds before the first missed beat.
-A median or percentile is over hung instances; one that was never found counts as infinitely late.
-`HANGWATCH_PROOF_DAYS` says how many instance-days are run (1000), `HANGWATCH_PROOF_HANGS` how many
-histories for each kind of hang (40).
+A median or percentile is over histories, each with its first alarm; a hang that was never found
+counts as infinitely late. An alarm that stood already when the hang began is false and finds none.
+`HANGWATCH_PROOF_DAYS` says how many instance-days are run, `HANGWATCH_PROOF_HANGS` how many
+histories for each kind of hang; `just proof-verdicts` runs as many as the docs publish.
+`python -m benchmarks.verdicts DAYS HANGS FILE.svg` draws the trade-off over `stall_after`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from benchmarks._histories.fleet import ALIKE, DAY, HANGS, Plan
+from benchmarks._histories.picture import Point, svg
 from benchmarks._histories.trial import (
     WITNESSES,
     Detector,
@@ -40,8 +43,8 @@ from hangwatch.model.policy import Policy
 
 Rows: TypeAlias = list[dict[str, Any]]
 
-DAYS = float(os.environ.get("HANGWATCH_PROOF_DAYS", "1000"))
-EACH = int(os.environ.get("HANGWATCH_PROOF_HANGS", "40"))
+DAYS = float(os.environ.get("HANGWATCH_PROOF_DAYS", "60"))
+EACH = int(os.environ.get("HANGWATCH_PROOF_HANGS", "4"))
 SIZES = (1, 1, 2, 4, 8, 16, 32, 64)
 """Servers of a fleet."""
 
@@ -77,7 +80,7 @@ def honest_plans(days: float) -> Iterator[Plan]:
     seed, total = 1, 0.0
     while total < days:
         servers = SIZES[seed % len(SIZES)]
-        length = min(max(SLICE / servers, 0.25), 3.0)
+        length = min(max(SLICE / servers, 0.125), 3.0)
         yield Plan(seed=seed, servers=servers, days=length)
         total += servers * length
         seed += 1
@@ -94,10 +97,14 @@ def planted_plans(each: int) -> Iterator[Plan]:
             layout = "" if together else Random(seed).choice(("files", "files", "both"))
             if kind == "path-dead":
                 layout = "both"
+            # A trainer that gives up what is left and lets the engine sleep ends a loss by itself.
+            lasting = ("serving", "agentic", "batch", "disaggregated")
+            regime = Random(seed).choice(lasting) if kind == "lost-request" else ""
             yield Plan(
                 seed=seed,
                 servers=(1, 2, 4, 8)[number % 4] if not together else 8,
-                days=0.25,
+                days=0.12,
+                regime=regime,
                 plant=kind,
                 together=together,
                 layout=layout,
@@ -112,7 +119,6 @@ def by_witness(honest: Sequence[Result], planted: Sequence[Result]) -> Rows:
         false = [len(result.outcomes[name].false) for result in honest]
         hangs = [r.outcomes[name] for r in planted if r.plan.plant in HANGS]
         found = [late for o in hangs for late in o.found]
-        sure = [late for o in hangs for late in o.sure]
         rows.append(
             {
                 "witnesses": name,
@@ -121,8 +127,8 @@ def by_witness(honest: Sequence[Result], planted: Sequence[Result]) -> Rows:
                 "per instance-day": f"{sum(false) / days:.3f}",
                 "histories without any": f"{false.count(0)} of {len(false)}",
                 "hangs found": f"{sum(x is not None for x in found)} of {len(found)}",
-                "first alarm, s": spread(found),
-                "confirmed, s": spread(sure),
+                "first alarm, s": spread([first(o.found) for o in hangs]),
+                "confirmed, s": spread([first(o.sure) for o in hangs]),
             }
         )
     return rows
@@ -137,7 +143,7 @@ def by_kind(planted: Sequence[Result]) -> Rows:
             rows.append(
                 {"hang": kind}
                 | {
-                    name: spread([x for r in results for x in r.outcomes[name].found])
+                    name: spread([first(r.outcomes[name].found) for r in results])
                     for name in results[0].outcomes
                 }
             )
@@ -166,6 +172,11 @@ def share(outcomes: Iterable[Outcome]) -> float:
     return sum(found) / len(found)
 
 
+def first(lates: Iterable[float | None]) -> float | None:
+    """Return how late the first of several was found."""
+    return min((late for late in lates if late is not None), default=None)
+
+
 def spread(lates: Sequence[float | None]) -> str:
     """Return median and 99th percentile; what was missed is infinitely late."""
     if not lates:
@@ -178,12 +189,12 @@ def spread(lates: Sequence[float | None]) -> str:
 
 # --- the trade-off -------------------------------------------------------------------------------
 
-LIMITS = (30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0)
+LIMITS = (30.0, 60.0, 120.0, 240.0, 600.0)
 CURVES = ("log", "log, /proc, GPU", "all")
 
 
-def trade_off(days: float, each: int) -> Mapping[str, list[tuple[float, float, float]]]:
-    """Return (limit, false alarms per instance-day, median latency) of each curve."""
+def trade_off(days: float, each: int) -> tuple[float, dict[str, list[Point]]]:
+    """Return over how many honest instance-days each curve was had, and the curves."""
     plans = [*honest_plans(days), *(p for p in planted_plans(each) if p.plant in HANGS)]
     false: dict[tuple[str, float], int] = defaultdict(int)
     late: dict[tuple[str, float], list[float | None]] = defaultdict(list)
@@ -193,15 +204,17 @@ def trade_off(days: float, each: int) -> Mapping[str, list[tuple[float, float, f
             total += 0.0 if planted else instance_days
             for key, (alarms, lates) in found.items():
                 if planted:
-                    late[key] += lates
+                    late[key].append(first(lates))
                 else:
                     false[key] += alarms
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for name, limit in sorted(late):
-        known = sorted(math.inf if x is None else x for x in late[name, limit])
-        point = (limit, false[name, limit] / total, known[len(known) // 2])
-        curves.setdefault(name, []).append(point)
-    return curves
+    curves: dict[str, list[Point]] = {}
+    for name in ("silence only", *CURVES):
+        for limit in LIMITS:
+            known = sorted(math.inf if x is None else x for x in late[name, limit])
+            if known and known[len(known) // 2] < math.inf:
+                point = (limit, false[name, limit] / total, known[len(known) // 2])
+                curves.setdefault(name, []).append(point)
+    return total, curves
 
 
 def tried(
@@ -217,7 +230,7 @@ def tried(
         for limit in LIMITS
     }
     rules = {("silence only", limit): SilenceOnly(limit) for limit in LIMITS}
-    for at, seen in world.run(plan.days * DAY):
+    for at, seen in world.run(plan.until):
         for detector in detectors.values():
             detector.feed(at, seen)
         for rule in rules.values():
@@ -235,5 +248,7 @@ def tried(
 
 
 if __name__ == "__main__":
-    curves = trade_off(float(sys.argv[1]), int(sys.argv[2]))
-    Path(sys.argv[3]).write_text(json.dumps(curves, indent=1), encoding="utf-8")
+    # python -m benchmarks.verdicts DAYS HANGS PICTURE.svg
+    measured, drawn = trade_off(float(sys.argv[1]), int(sys.argv[2]))
+    Path(sys.argv[3]).write_text(svg(drawn, days=measured), encoding="utf-8")
+    print(json.dumps(drawn))

@@ -9,8 +9,9 @@ requests, prefills, decoding, sleep, weight updates, restarts and slow disks. Wh
 children would have seen of it goes to the detector, by witness; the model knows what was true.
 
 ``world`` is virtual time and what stands between a server and the detector: disks, followers,
-pauses of our own. ``server`` is one LMDeploy server. ``fleet`` is who sends it work, and what
-befalls it. ``trial`` runs one history, with several detectors listening at once.
+pauses of our own. ``server`` is one server of LMDeploy, or in a quarter of the histories of vLLM.
+``fleet`` is who sends it work, and what befalls it. ``trial`` runs one history, with several
+detectors listening at once.
 
 Where the numbers come from
 ---------------------------
@@ -30,7 +31,9 @@ Read in upstream's code (LMDeploy 0.12.3 to 0.18.0, paths of that repository):
   ``serve/openai/endpoints/management.py``, ``pytorch/engine/mp_engine``;
 - a block-buffered standard output up to 0.10.2: ``print`` without ``flush``;
 - Ray's de-duplication makes one line of those that differ in digits only, and holds repetitions
-  back for 5 s: ``ray/_private/ray_logging``.
+  back for 5 s: ``ray/_private/ray_logging``;
+- vLLM's API server prints by itself every 10 s, one line of zeros when tokens cease, and nothing
+  after it: ``vllm/v1/metrics/loggers.py`` (``LoggingStatLogger.log``).
 
 Measured on a real engine (H200, 0.18.0, tiny model): voluntary context switches a second of the
 engine's loop (idle 96, awaiting 102, polling for a kernel 880, busy 10) and its CPU (3.7, 3.8, 6.7

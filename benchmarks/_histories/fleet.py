@@ -49,6 +49,8 @@ class Plan:
         plant: What is planted, of ``HANGS`` or ``ALIKE``; ``""`` for an honest history.
         together: Whether it befalls all servers at one instant.
         layout: ``files``, ``driver`` or ``both``; drawn where ``""``.
+        settled: Whether what is planted waits for a beat that tells of work. Without it, a hang may
+            come in the first seconds of a batch, when the last beat is of the idle time before.
     """
 
     seed: int
@@ -58,6 +60,12 @@ class Plan:
     plant: str = ""
     together: bool = False
     layout: str = ""
+    settled: bool = False
+
+    @property
+    def until(self) -> float:
+        """The instant of its end at the latest: what is planted late is given time to be found."""
+        return self.days * DAY + (HOUR if self.plant else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +100,7 @@ class Fleet:
         self.driver: Log | None = None
         self.servers: list[Server] = []
         self.planted: Planted | None = None
+        self.restarts: list[float] = []  # when our daemon is restarted
         self.busy = 0  # requests or trajectories that the driver waits for
         self.mean_prompt = math.exp(self.rng.uniform(math.log(500), math.log(8_000)))
         self.mean_output = math.exp(self.rng.uniform(math.log(400), math.log(6_000)))
@@ -116,6 +125,7 @@ class Fleet:
         world.spawn(self._weather())
         world.spawn(self._disks())
         world.spawn(self._ourselves())
+        world.spawn(self._restarts())
         if self.regime in ("serving", "batch"):
             world.spawn(self._upgrades())
         if self.plan.plant:
@@ -402,30 +412,43 @@ class Fleet:
                 logs = list(dict.fromkeys(log for s in self.servers for log in s.logs))
                 yield from deafen(world, logs, math.exp(rng.uniform(0, math.log(600))))
 
+    def _restarts(self) -> Script:
+        """Our daemon is restarted now and then, and in the middle of a hang more often."""
+        while True:
+            yield self.rng.expovariate(1 / (2 * DAY))
+            self.restarts.append(self.world.now)
+
     # --- what is planted ---
 
     def _plant(self) -> Script:
         """Wait for a moment with work, then let it happen."""
         kind, rng = self.plan.plant, self.rng
         yield rng.uniform(0.2, 0.8) * self.plan.days * DAY
-        servers = list(self.servers) if self.plan.together else [rng.choice(self.servers)]
-        while not all(self._is_ripe(server) for server in servers):
+        while not (servers := self._victims()):
             yield 1.0
-            if not self.plan.together:
-                servers = [rng.choice(self.servers)]
-            elif not all(server.alive and server.ready for server in servers):
-                servers = list(self.servers)
-            else:
-                servers = [server for server in servers if self._is_ripe(server)] or servers
+            if self.world.now > self.plan.days * DAY:
+                return self.world.end()
+            if self._victims():
+                # Not all in the first second of a batch, which is when a wait for work ends.
+                yield rng.expovariate(1 / 120.0)
         now = self.world.now
         self.planted = Planted(kind=kind, at=now, keys=frozenset(s.key for s in servers))
         for server in servers:
             self._strike(server, kind)
+        if rng.random() < 0.3:
+            yield rng.uniform(60, 1200)
+            self.restarts.append(self.world.now)
         yield 45 * 60.0
         self.world.end()
 
+    def _victims(self) -> list[Server]:
+        """Return whom it shall befall: one that works, or all that do, if any does."""
+        ripe = [server for server in self.servers if self._is_ripe(server)]
+        return ripe if self.plan.together or not ripe else [self.rng.choice(ripe)]
+
     def _is_ripe(self, server: Server) -> bool:
-        return server.alive and server.ready and not server.held and server.decoding > 0
+        works = server.alive and server.ready and not server.held and server.decoding > 0
+        return works and (not self.plan.settled or (server.gauges[0] > 0 and server.fresh))
 
     def _strike(self, server: Server, kind: str) -> None:  # noqa: C901  # one case a kind
         server.hang = kind

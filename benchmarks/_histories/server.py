@@ -1,11 +1,11 @@
-"""One LMDeploy server: its API server, its engine, and what can be seen of them."""
+"""One server of LMDeploy or vLLM: its API server, its engine, and what can be seen of them."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from random import Random
 
@@ -17,7 +17,7 @@ from hangwatch.model.observation import CountersSeen, GpusSeen, HealthSeen, Proc
 from hangwatch.model.profile import HealthMeaning, Signal
 from hangwatch.model.time import Instant
 from hangwatch.model.vitals import Counters, GpuVital, Health, Outcome, ProcessVital
-from hangwatch.profiles.lmdeploy import PROFILE
+from hangwatch.profiles import lmdeploy, vllm
 
 INTERVAL = 10.0
 MONITOR_EVERY = 12.0
@@ -43,6 +43,8 @@ class Traits:
     """What one kind of server is like.
 
     Attributes:
+        vllm: Whether it is vLLM's: its beats ask nobody, a last line of zeros is printed when
+            tokens cease, gauges follow the engine's steps, health has no words.
         slots: Requests in a batch.
         context: Longest prompt, tokens.
         prefill: Prompt tokens a second.
@@ -55,6 +57,7 @@ class Traits:
         tells_context: Whether the command line names the context length.
     """
 
+    vllm: bool = False
     slots: int = 64
     context: int = 262_144
     prefill: float = 20_000.0
@@ -69,6 +72,15 @@ class Traits:
 
 def traits(rng: Random) -> Traits:
     """Draw a kind of server."""
+    kind = _lmdeploy(rng)
+    if kind.rests_at_full:
+        return replace(kind, ray=True)  # several ranks are workers of Ray
+    if rng.random() < 0.25:
+        return replace(kind, vllm=True, monitor=False, ray=False, spins=True)
+    return kind
+
+
+def _lmdeploy(rng: Random) -> Traits:
     return Traits(
         slots=rng.choice((16, 32, 64, 128)),
         context=rng.choice((32_768, 131_072, 262_144, 262_144)),
@@ -108,7 +120,9 @@ class Server:
         self.pid = pid
         self.kind = kind
         self.logs = logs
-        self.key = InstanceKey(pid=pid, tag="DP0")
+        self.profile = vllm.PROFILE if kind.vllm else lmdeploy.PROFILE
+        self.key = InstanceKey(pid=pid, tag="Engine 000" if kind.vllm else "DP0")
+        self.flowed = False  # whether the last beat had tokens
         self.alive = True
         self.ready = False
         self.asleep = False
@@ -162,6 +176,11 @@ class Server:
     @property
     def in_flight(self) -> int:
         return self.decoding + (self.reading is not None) + len(self.queue) + self.lost
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a beat tells of the present work."""
+        return self.world.now - self.printed_at < INTERVAL and self.told_out > 0
 
     def settle(self) -> None:
         now = self.world.now
@@ -230,6 +249,7 @@ class Server:
         self.queue.clear()
         self.events.clear()
         self.reading, self.decoding, self.lost, self.unread = None, 0, 0, 0
+        self._count()
         self.arm()
         if self.kind.access_log:
             self.say(Signal.ABORTED, '"POST /abort_request HTTP/1.1" 200 OK')
@@ -239,6 +259,7 @@ class Server:
     def hold(self, loop: str, cause: str, seconds: float = math.inf) -> None:
         """Keep *loop* from turning."""
         self.settle()
+        self._count()
         self.holds[loop].append(cause)
         self.arm()
         if seconds < math.inf:
@@ -322,14 +343,14 @@ class Server:
                     signal=signal,
                     at=Instant(self.world.now),
                     text=text,
-                    profile=PROFILE.name,
+                    profile=self.profile.name,
                 )
             )
 
     def _wake(self) -> None:
         if not self.alive or self.beat_dead:
             return
-        if self.holds["loop"] or self.holds["api"]:
+        if self.holds["api"] or (self.holds["loop"] and not self.kind.vllm):
             self.beat_waits = True
         else:
             self._print()
@@ -340,10 +361,15 @@ class Server:
         self.settle()
         now = self.world.now
         running = self.decoding + (self.reading is not None)
-        self.gauges = (running, len(self.queue), self.in_flight)
+        self._count()
+        if not self.kind.vllm:
+            self.gauges = (running, len(self.queue), self.in_flight)
+        running, waiting, routed = self.gauges
         elapsed = now - self.printed_at
         new_in, new_out = self.prompted - self.told_in, self.generated - self.told_out
-        if new_in + new_out >= 1 and elapsed > 0:
+        flows = new_in + new_out >= 1
+        if elapsed > 0 and (flows or (self.kind.vllm and self.flowed)):
+            self.flowed = flows
             self.told_in, self.told_out = self.prompted, self.generated
             self.known = True
             beat = Heartbeat(
@@ -354,12 +380,11 @@ class Server:
                 in_tps=round(new_in / elapsed, 1),
                 out_tps=round(new_out / elapsed, 1),
                 running=running,
-                waiting=len(self.queue),
-                routed=self.in_flight,
-                api_waiting=0,
-                finished=self.finished,
-                failed=0,
-                profile=PROFILE.name,
+                waiting=waiting,
+                routed=None if self.kind.vllm else routed,
+                api_waiting=None if self.kind.vllm else 0,
+                finished=None if self.kind.vllm else self.finished,
+                profile=self.profile.name,
             )
             for log in self.logs:
                 log.beat(beat)
@@ -458,7 +483,7 @@ class Server:
         if self.kind.monitor:
             http = 503 if self.status in ("unhealthy", "initializing") else 200
             health = endpoints.health_of_words(
-                PROFILE,
+                self.profile,
                 at=at,
                 http=http,
                 status=self.status,
@@ -475,20 +500,30 @@ class Server:
                 meaning=HealthMeaning.SLEEPING,
             )
         else:
-            health = endpoints.health_of_answer(200, b"", PROFILE, at=at, elapsed=elapsed)
+            http = 503 if self.kind.vllm and self._is_dead() else 200
+            health = endpoints.health_of_answer(http, b"", self.profile, at=at, elapsed=elapsed)
         self.world.see(HealthSeen(instance=self._name(), health=health))
 
+    def _count(self) -> None:
+        """Let vLLM's gauges follow: they come with what its engine does, whoever prints."""
+        if self.kind.vllm and not self.held:
+            self.gauges = (self.decoding + (self.reading is not None), len(self.queue), 0)
+
+    def _is_dead(self) -> bool:
+        return Role.ENGINE in self.ended or "task" in self.holds["forward"]
+
     def _tell_counters(self) -> None:
-        running, waiting, routed = self.gauges
         at = Instant(self.world.now)
         self.settle()
+        self._count()
+        running, waiting, routed = self.gauges
         counters = Counters(
             at=at,
             since=at,
             tokens=float(int(self.prompted) + int(self.generated)),
             running=running,
             waiting=waiting,
-            routed=routed,
+            routed=None if self.kind.vllm else routed,
         )
         self.world.see(CountersSeen(instance=self._name(), counters=counters))
 
@@ -579,15 +614,9 @@ class Server:
 
     def _rates(self, role: Role) -> tuple[str, float, float, str]:
         """Return state, percent of a core, voluntary switches a second, and wait channel."""
-        kind, loop, forward = self.kind, self.holds["loop"], self.holds["forward"]
         if role is Role.API_SERVER:
-            if "pipe" in self.holds["api"]:
-                return "S", 0.0, 0.0, "pipe_write"
-            if "wakeup" in self.holds["api"]:
-                return "S", 0.5, 100.0, "do_epoll_wait"
-            if self.decoding and not self.held:
-                return "S", 20.0, 178.0, "do_epoll_wait"
-            return "S", 0.6, 13.0, "do_epoll_wait"
+            return self._rates_of_api()
+        kind, loop, forward = self.kind, self.holds["loop"], self.holds["forward"]
         if "stopped" in loop:
             return ("T", 0.0, 0.0, "do_signal_stop") if role is Role.ENGINE else _IDLE
         if "disk" in loop:
@@ -599,12 +628,22 @@ class Server:
         if "store" in loop:
             return ("S", 0.1, 1.0, "futex_wait_queue") if role is Role.ENGINE else _IDLE
         if "kernel" in forward:
-            return ("S", 6.7, 880.0, "do_epoll_wait") if computes else _IDLE
+            spins = ("R", 99.0, 5.0, "") if kind.spins else ("S", 6.7, 880.0, "do_epoll_wait")
+            return spins if computes else _IDLE
         if forward or not self.working or self.asleep:
             return ("S", 3.8, 100.0, "do_epoll_wait")
         if not computes:
             return ("S", 15.0, 150.0, "do_epoll_wait")
         return ("R", 98.0, 10.0, "") if kind.spins else ("S", 25.0, 700.0, "do_epoll_wait")
+
+    def _rates_of_api(self) -> tuple[str, float, float, str]:
+        if "pipe" in self.holds["api"]:
+            return "S", 0.0, 0.0, "pipe_write"
+        if "wakeup" in self.holds["api"]:
+            return "S", 0.5, 100.0, "do_epoll_wait"
+        if self.decoding and not self.held:
+            return "S", 20.0, 178.0, "do_epoll_wait"
+        return "S", 0.6, 13.0, "do_epoll_wait"
 
     def _gpu(self, at: Instant) -> GpuVital:
         rng = self.rng

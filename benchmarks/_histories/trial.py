@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from benchmarks._histories.fleet import DAY, Fleet, Plan, Planted
 from benchmarks._histories.world import World
 from hangwatch.core import grouping
-from hangwatch.core.advance import State, advance, begin, due
+from hangwatch.core.advance import State, advance, begin, due, remember
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, Transition
 from hangwatch.model.observation import (
@@ -22,16 +22,17 @@ from hangwatch.model.observation import (
     Observation,
     ProcessesSeen,
     Report,
+    SourceFound,
     SourceRetired,
     StartCapture,
 )
 from hangwatch.model.policy import Policy
 from hangwatch.model.time import Instant
 from hangwatch.model.verdict import SuspectedHang
-from hangwatch.profiles.lmdeploy import PROFILE
+from hangwatch.profiles import lmdeploy, vllm
 from hangwatch.testing import FakeClock
 
-PROFILES: Final = {PROFILE.name: PROFILE}
+PROFILES: Final = {found.name: found for found in (lmdeploy.PROFILE, vllm.PROFILE)}
 
 _OUTSIDE: Final = (ProcessesSeen, HealthSeen, CountersSeen, GpusSeen)
 
@@ -89,6 +90,16 @@ class Detector:
         if heard:
             self._advance(heard, at)
 
+    def restart(self, at: float, logs: list[Observation]) -> None:
+        """End and begin anew: memory survives, and what lies in the logs is read once more."""
+        self.wait(at)
+        memory = remember(self.state)
+        self.state = begin(
+            self.state.policy, PROFILES, FakeClock().epoch(), Instant(at), memory=memory
+        )
+        self._ends.clear()
+        self._advance(logs, at)
+
     def wait(self, at: float) -> None:
         """Judge whatever falls due before *at*, and end captures."""
         while True:
@@ -129,6 +140,31 @@ class Detector:
             self.alarms.append(alarm)
         if not isinstance(after, SuspectedHang):
             self.confirmed.append(alarm)
+
+
+class Logs:
+    """What lies in the logs that are followed: what somebody reads who begins to listen."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, SourceFound] = {}
+        self._last: dict[tuple[str, InstanceKey], BeatSeen] = {}
+
+    def take(self, seen: list[Observation]) -> None:
+        for one in seen:
+            match one:
+                case SourceFound(source=name):
+                    self._found[name] = one
+                case SourceRetired(source=name):
+                    self._found.pop(name, None)
+                case BeatSeen(beat=beat):
+                    self._last[beat.source, beat.instance] = one
+                case _:
+                    pass
+
+    def read(self, at: float) -> list[Observation]:
+        found = [replace(one, at=Instant(at)) for one in self._found.values()]
+        lasts = [one for (name, _), one in self._last.items() if name in self._found]
+        return [*found, *(replace(one, fresh=False) for one in sorted(lasts, key=lambda b: b.at))]
 
 
 class SilenceOnly:
@@ -221,8 +257,14 @@ def run(
     policy = policy or Policy(calibrate=True)
     detectors = {name: Detector(senses, policy) for name, senses in witnesses.items()}
     baselines = {f"silence {limit:g} s": SilenceOnly(limit) for limit in BASELINES}
-    beats = 0
-    for at, seen in world.run(plan.days * DAY):
+    logs, beats = Logs(), 0
+    restarts = fleet.restarts
+    for at, seen in world.run(plan.until):
+        while restarts and restarts[0] <= at:
+            began_at = restarts.pop(0)
+            for detector in detectors.values():
+                detector.restart(began_at, logs.read(began_at))
+        logs.take(seen)
         beats += sum(isinstance(one, BeatSeen) for one in seen)
         for detector in detectors.values():
             detector.feed(at, seen)
