@@ -537,24 +537,25 @@ class _Turn:
         return profiles[name] if name in profiles else next(iter(profiles.values()))
 
     def _create(self, key: InstanceKey, at: Instant, profile: str = "") -> None:
-        engine = self._profile(profile)
         self._printers = None
         self._instances[key] = Tracked(
-            vitals=Vitals(
-                instance=key,
-                interval=self._state.policy.heartbeat_interval or engine.interval,
-                silent_when_idle=engine.silent_when_idle,
-                says_idle=engine.says_idle,
-                step_driven=engine.step_driven,
-                polls_gpu=engine.polls_gpu,
-                healthy_is_proof_after=engine.healthy_is_proof_after,
-                listening_since=at,
-            ),
+            vitals=Vitals(instance=key, listening_since=at, **self._known_of(profile)),
             carried={
                 name: None for name, source in self._sources.items() if _prints_on(key, source.pid)
             },
         )
         self._touched.add(key)
+
+    def _known_of(self, profile: str) -> dict[str, Any]:
+        """Return what the vitals of an instance take from the profile of its engine."""
+        engine = self._profile(profile)
+        return {
+            "interval": self._state.policy.heartbeat_interval or engine.interval,
+            "says_idle": engine.says_idle,
+            "step_driven": engine.step_driven,
+            "polls_gpu": engine.polls_gpu,
+            "healthy_is_proof_after": engine.healthy_is_proof_after,
+        }
 
     def _source(self, name: str, **changes: Any) -> Source:
         source = self._sources.get(name) or Source(vital=SourceVital(name=name))
@@ -595,6 +596,9 @@ class _Turn:
         if key not in self._instances:
             self._introduce(beat)
         tracked = self._instances[key]
+        if tracked.vitals.last is None:  # what came before may be of any engine
+            known = self._known_of(beat.profile)
+            tracked = replace(tracked, vitals=replace(tracked.vitals, **known))
         if fresh:
             self._learn(tracked, beat)
             self._record_stall(key, tracked, beat)
@@ -669,19 +673,9 @@ class _Turn:
         self._printers = None
         self._touched.discard(before)
         fresh = self._instances[key]
-        engine = fresh.vitals
         self._instances[key] = replace(
             tracked,
-            vitals=replace(
-                tracked.vitals,
-                instance=key,
-                interval=engine.interval,
-                silent_when_idle=engine.silent_when_idle,
-                says_idle=engine.says_idle,
-                step_driven=engine.step_driven,
-                polls_gpu=engine.polls_gpu,
-                healthy_is_proof_after=engine.healthy_is_proof_after,
-            ),
+            vitals=replace(tracked.vitals, instance=key),
             carried={**fresh.carried, **tracked.carried},
         )
 

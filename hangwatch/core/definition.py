@@ -54,7 +54,7 @@ SIGNALS: Final[Mapping[str, Signal]] = {
 PURPOSES: Final = ("health", "metrics", "sleeping")
 
 KEYS: Final = (
-    "title", "heartbeat", "needle", "interval", "silent_when_idle", "step_driven", "says_idle",
+    "title", "heartbeat", "needle", "interval", "step_driven", "says_idle",
     "context", "endpoints", "metrics", "roles", *SIGNALS,
 )  # fmt: skip
 
@@ -113,9 +113,8 @@ def define(name: str, table: Any, *, taken: Iterable[str] = ()) -> EngineProfile
         needles=(_needle(given, beat),),
         families=(beat.compiled,),
         interval=_seconds(("interval",), given.get("interval", 10.0)),
-        silent_when_idle=_flag(given, "silent_when_idle", default=True),
-        says_idle=_flag(given, "says_idle", default=False),
-        step_driven=_flag(given, "step_driven", default=False),
+        says_idle=_flag(given, "says_idle"),
+        step_driven=_flag(given, "step_driven"),
         signals=tuple(_signals(given)),
         endpoints=_endpoints(given.get("endpoints", {})),
         metrics=_metrics(given.get("metrics", {})),
@@ -227,8 +226,8 @@ def _text(keys: tuple[str, ...], value: Any) -> str:
     return value
 
 
-def _flag(given: Mapping[str, Any], key: str, *, default: bool) -> bool:
-    value = given.get(key, default)
+def _flag(given: Mapping[str, Any], key: str) -> bool:
+    value = given.get(key, False)
     if not isinstance(value, bool):
         raise DefinitionError((key,), f"takes true or false, not {value!r}")
     return value

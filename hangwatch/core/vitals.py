@@ -52,6 +52,9 @@ that comes later may be one of a new request."""
 TOGETHER: Final = 0.2
 """Share of an interval within which beats count as having arrived in one piece."""
 
+_LOOP_WAITS: Final = re.compile(r"(?:do_|sys_|ep_)?e?poll|ep_poll|do_epoll_wait|do_select")
+"""Wait channels of an event loop that waits for its next event."""
+
 
 def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
     """Return the vitals after a heartbeat.
@@ -76,15 +79,12 @@ def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
     slow_since = vitals.slow_since or seen.at if progress and _is_slow(pace) else None
     return replace(
         vitals,
-        first_beat_at=seen.at if vitals.first_beat_at is None else vitals.first_beat_at,
         armed_at=seen.at if fresh and vitals.armed_at is None else vitals.armed_at,
         last=seen,
         last_progress=seen if progress else vitals.last_progress,
-        beats=vitals.beats + 1,
         recent_tps=recent,
         median_tps=median(recent[:-1]) if progress and len(recent) > 3 else vitals.median_tps,
         buffered=_buffered(vitals, seen),
-        longest_gap=max(vitals.longest_gap, gap),
         recent_gaps=(*vitals.recent_gaps[1 - RECENT :], gap) if gap > 0 else vitals.recent_gaps,
         peak_in_tps=max(vitals.peak_in_tps, seen.in_tps or 0.0),
         warm=vitals.warm + 1 if progress else vitals.warm,
@@ -229,8 +229,6 @@ def counters(vitals: Vitals, seen: Counters) -> Vitals:
         return replace(vitals, counters=seen)
     moved = seen.tokens is not None and before.tokens is not None and seen.tokens != before.tokens
     moving_since = (before.moving_since or before.at) if moved else None
-    gauges = (seen.running, seen.waiting, seen.routed)
-    changed = gauges != (before.running, before.waiting, before.routed)
     return replace(
         vitals,
         counters=replace(
@@ -239,7 +237,6 @@ def counters(vitals: Vitals, seen: Counters) -> Vitals:
             tokens_moved_at=seen.at if moved else before.tokens_moved_at,
             tokens_moved_after=before.at if moved else before.tokens_moved_after,
             moving_since=moving_since,
-            gauges_changed_at=seen.at if changed else before.gauges_changed_at,
             risen_at=seen.at if seen.in_flight and before.in_flight == 0 else before.risen_at,
         ),
         unbeaten_at=vitals.unbeaten_at
@@ -282,9 +279,6 @@ def processes(vitals: Vitals, seen: ProcessesSeen) -> Vitals:
     return replace(vitals, processes=tuple(now.values()))
 
 
-_LOOP_WAITS: Final = re.compile(r"(?:do_|sys_|ep_)?e?poll|ep_poll|do_epoll_wait|do_select")
-"""Wait channels of an event loop that waits for its next event."""
-
 COMPUTING: Final = 5.0
 """Percent of memory activity from which on a busy GPU computes: a kernel that spins touches no
 memory, and the reports of stuck ones say 0 to 1."""
@@ -293,7 +287,7 @@ SPINNING: Final = 90.0
 """Percent of utilisation from which on a GPU without memory activity spins. A small model that
 computes shows less than 20."""
 
-WARM: Final = 0.45
+POWERFUL: Final = 0.45
 """Share of the power limit from which on a GPU computes, whatever else is known of it. Spinning
 kernels were reported at 12 to 42 percent (25 of 60 W on an A2, 86 of 700 W on an H800)."""
 
@@ -309,7 +303,7 @@ def computes(gpu: GpuVital) -> bool | None:
         return None
     if used < RESTING:
         return False
-    if gpu.power_w is not None and gpu.power_limit_w and gpu.power_w > WARM * gpu.power_limit_w:
+    if gpu.power_w is not None and gpu.power_limit_w and gpu.power_w > POWERFUL * gpu.power_limit_w:
         return True
     if memory is None:
         return None

@@ -189,7 +189,6 @@ class EngineProfile:
             (``in_tps out_tps running waiting routed api_waiting finished failed kv_cache_pct
             prefix_hit_pct draft_acceptance_pct``); numbers are best effort.
         interval: Seconds between beats while there is work.
-        silent_when_idle: Whether an interval without tokens prints nothing.
         says_idle: Whether it prints a last line of zeros when it goes idle, so that a silence after
             any other line has another reason.
         step_driven: Whether beats come with the engine's steps and not with the clock: the
@@ -222,7 +221,6 @@ class EngineProfile:
     needles: tuple[bytes, ...]
     families: tuple[re.Pattern[bytes], ...]
     interval: float
-    silent_when_idle: bool
     says_idle: bool = False
     step_driven: bool = False
     prefix: re.Pattern[str] | None = None

@@ -64,7 +64,6 @@ class Counters:
         running: Requests in the batch.
         waiting: Requests queued, in the engine and in front of it.
         routed: Requests handed to the engine and not finished, by the server's count.
-        gauges_changed_at: When any gauge last changed; frozen gauges are a sign of H2.
         risen_at: The last look that found requests in flight where the one before it found none.
     """
 
@@ -77,7 +76,6 @@ class Counters:
     running: int | None = None
     waiting: int | None = None
     routed: int | None = None
-    gauges_changed_at: Instant | None = None
     risen_at: Instant | None = None
 
     @property
@@ -236,16 +234,13 @@ class Vitals:
     Attributes:
         instance: Whom it concerns.
         interval: Seconds between its beats while it works.
-        silent_when_idle: Whether it prints nothing in an interval without tokens.
         says_idle: See ``EngineProfile``.
         step_driven: See ``EngineProfile``.
         polls_gpu: See ``EngineProfile``.
         listening_since: Silence counts from here at the earliest.
-        first_beat_at: First beat ever seen; ``None`` before it.
         armed_at: First beat that arrived while we listened; silence means nothing before it.
         last: The last beat.
         last_progress: The last beat with tokens.
-        beats: Beats counted.
         recent_tps: Tokens a second of the latest beats with tokens, the last one included.
         median_tps: Their median, the last one left out; ``None`` while there are fewer than
             three.
@@ -254,7 +249,6 @@ class Vitals:
         slow_since: First beat of the unbroken run of those far below the usual pace, or ``None``.
         buffered: Seconds of printed time that the latest beats, arriving together, cover: more
             than an interval if the writer's output is buffered; else 0.
-        longest_gap: Longest gap between beats that ended by itself, seconds.
         recent_gaps: Seconds between the latest beats.
         peak_in_tps: Most prompt tokens a second that a beat showed: no prefill is slower for long.
         patience: Seconds of silence that are suspicious, as calibrated; ``None``: see the policy.
@@ -291,21 +285,17 @@ class Vitals:
     instance: InstanceKey
     interval: float
     listening_since: Instant
-    silent_when_idle: bool = True
     says_idle: bool = False
     step_driven: bool = False
     polls_gpu: bool = False
-    first_beat_at: Instant | None = None
     armed_at: Instant | None = None
     last: Heartbeat | None = None
     last_progress: Heartbeat | None = None
-    beats: int = 0
     recent_tps: tuple[float, ...] = ()
     median_tps: float | None = None
     pace: tuple[tuple[float, float, int], ...] = ()
     slow_since: Instant | None = None
     buffered: float = 0.0
-    longest_gap: float = 0.0
     recent_gaps: tuple[float, ...] = ()
     peak_in_tps: float = 0.0
     patience: float | None = None

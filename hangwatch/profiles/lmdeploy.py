@@ -371,7 +371,6 @@ PROFILE: Final = EngineProfile(
         re.compile(_THR + _ENGINE + _EXTRAS),
     ),
     interval=10.0,
-    silent_when_idle=True,
     polls_gpu=True,
     parts=("weights", "kv_cache"),
     signals=(

@@ -50,7 +50,6 @@ PROFILE: Final = EngineProfile(
     # Every decode_log_interval (40) steps: a second or two on most models, more on slow ones. Its
     # gauges are refreshed every 30 s while it is idle, so nothing should be believed sooner.
     interval=10.0,
-    silent_when_idle=True,
     step_driven=True,
     signals=(
         *posts(

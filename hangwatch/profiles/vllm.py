@@ -47,7 +47,6 @@ PROFILE: Final = EngineProfile(
     ),
     # VLLM_LOG_STATS_INTERVAL; V0 and V1 before 0.8.3 print every 5 s.
     interval=10.0,
-    silent_when_idle=True,
     says_idle=True,
     prefix=re.compile(
         r"(?P<server>(?:APIServer|ApiServer)(?:_\d+)?)|EngineCore\S*|VllmWorker\S*(?: \S+)?"

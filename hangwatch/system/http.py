@@ -165,10 +165,6 @@ class Exchange:
                 late = f"{NOT_ACCEPTED} within {self._timeout:g} s"
             self._end(Response(error=late))
 
-    def abandon(self) -> None:
-        """Cut it: nobody waits for the answer any more."""
-        self._end(Response(error="abandoned"))
-
     def _connect(self, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

@@ -38,6 +38,7 @@ from hangwatch.model.profile import HealthMeaning, Signal
 from hangwatch.model.time import Instant
 from hangwatch.model.verdict import Blind, SuspectedHang
 from hangwatch.model.vitals import Health, Motion, Outcome, StackVital
+from hangwatch.profiles.lmdeploy import PROFILE
 from hangwatch.testing import START, FakeClock
 
 EIGHT = [key(number) for number in range(8)]
@@ -509,6 +510,19 @@ def test_an_instance_that_is_gone_is_forgotten_after_a_day():
     run.over([beat(90_000, instance=key(1))], until=90_000)
 
     assert [key(1)] == list(run.state.instances)
+
+
+def test_an_engine_met_before_its_first_beat_takes_the_profile_that_the_beat_tells():
+    other = replace(PROFILE, name="other", interval=25.0, polls_gpu=False, says_idle=True)
+    state = begin(POLICY, {**PROFILES, "other": other}, FakeClock().epoch(), Instant(0.0))
+    nameless = InstanceKey(pid=100)
+    first = beat(10, instance=nameless)
+    told = replace(first, beat=replace(first.beat, profile="other"))
+    met = ProcessesSeen(instance=nameless, processes=(_alive(),), at=Instant(2))
+
+    known = Run(state=state).over([met], [told], until=20).state.instances[nameless].vitals
+
+    assert (25.0, False, True) == (known.interval, known.polls_gpu, known.says_idle)
 
 
 def test_a_log_that_carried_nobody_is_forgotten_a_day_after_it_was_retired():

@@ -23,7 +23,7 @@ TABLE: dict[str, Any] = {
         r"running (?P<running>\d+)"
     ),
     "interval": 5,
-    "silent_when_idle": False,
+    "says_idle": True,
     "dead": ["worker died: ", "engine crashed"],
     "endpoints": {"health": "/healthz"},
     "metrics": {"tokens": "mytool_tokens_total"},
@@ -44,9 +44,9 @@ def of(text: bytes) -> BeatSeen | SignalArrived | None:
 def test_a_table_is_a_profile():
     found = define("mytool", TABLE)
 
-    assert (5.0, False, (b" tok/s, running ",)) == (
+    assert (5.0, True, (b" tok/s, running ",)) == (
         found.interval,
-        found.silent_when_idle,
+        found.says_idle,
         found.needles,
     )
     assert {"health": "/healthz"} == found.endpoints
@@ -96,7 +96,7 @@ def test_its_other_lines_are_read():
         ("m", {"needle": "ab"}, ("needle",), "4 characters"),
         ("m", {"interval": 0}, ("interval",), "greater than 0"),
         ("m", {"interval": True}, ("interval",), "greater than 0"),
-        ("m", {"silent_when_idle": "no"}, ("silent_when_idle",), "true or false"),
+        ("m", {"says_idle": "no"}, ("says_idle",), "true or false"),
         ("m", {"redy": "x"}, ("redy",), "did you mean ready"),
         ("m", {"endpoints": {"helth": "/x"}}, ("endpoints", "helth"), "did you mean health"),
         ("m", {"endpoints": {"health": "health"}}, ("endpoints", "health"), "takes a path"),

@@ -16,7 +16,6 @@ PROFILE = EngineProfile(
     needles=(b"alive",),
     families=(),
     interval=10.0,
-    silent_when_idle=True,
     roles=(
         RolePattern(role=Role.ENGINE, pattern=re.compile(r"^ZMQMPEngine$|^ray::RayEngineWorker")),
         RolePattern(role=Role.ENGINE_WORKER, pattern=re.compile(r"^ray::RayWorkerWrapper")),
