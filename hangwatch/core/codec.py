@@ -100,7 +100,7 @@ def _reader(kind: Any) -> Reader:  # noqa: C901, PLR0911, PLR0912  # one branch 
         if issubclass(kind, Enum):
             return _enum_reader(kind)
         if issubclass(kind, datetime):
-            return lambda data: datetime.fromisoformat(_expect(str, data))
+            return _read_datetime
         if issubclass(kind, PurePath):
             return lambda data: PurePosixPath(_expect(str, data))
         if issubclass(kind, bytes):
@@ -129,6 +129,13 @@ def _read_int(data: Any) -> int:
     if isinstance(data, bool):
         raise CodecError("expected int, got bool")
     return int(_expect(int, data))
+
+
+def _read_datetime(data: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(_expect(str, data))
+    except ValueError as error:
+        raise CodecError(str(error)) from error
 
 
 def _enum_reader(kind: type[Enum]) -> Reader:

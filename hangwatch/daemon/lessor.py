@@ -203,7 +203,7 @@ class Lessor:
         try:
             question = json.loads(line)
             if "return" in question:
-                return self._take_back(str(question["return"]))
+                return self._take_back(clean(str(question["return"])))
             seconds = float(question["seconds"])
             ident, reason = clean(str(question["take"])), clean(str(question.get("reason", "")))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
@@ -221,7 +221,7 @@ class Lessor:
     def _take_back(self, ident: str) -> dict[str, Any]:
         lease = self.leases.pop(ident, None)
         if lease is None or lease.until <= self._clock.now():
-            return {"error": f"no lease {clean(ident)!r} is held: it has ended, or never was"}
+            return {"error": f"no lease {ident!r} is held: it has ended, or never was"}
         self._tell({"kind": "returned", "id": ident, "at": self._clock.now()})
         return {"seconds": 0.0, "limit": self._limit}
 

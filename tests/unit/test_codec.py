@@ -93,6 +93,14 @@ def test_data_of_another_shape_is_refused_with_the_place(data, words):
         from_plain(ProcessId, data)
 
 
+def test_a_date_that_is_none_is_refused_with_the_place():
+    plain = to_plain(BEAT)
+    plain["beat"]["printed"] = "yesterday"
+
+    with pytest.raises(CodecError, match=r"beat: Heartbeat\.printed"):
+        from_plain(BeatSeen, plain)
+
+
 def test_a_value_without_a_plain_form_is_refused():
     with pytest.raises(CodecError, match="object has no plain form"):
         to_plain(object())
