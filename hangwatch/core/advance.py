@@ -86,7 +86,7 @@ MAX_CLOSED: Final = 200
 """Closed incidents that are remembered."""
 
 FORGET_AFTER: Final = 86_400.0
-"""Seconds after which an instance that is gone is forgotten."""
+"""Seconds after which what is gone is forgotten: instances, logs, captures."""
 
 _FOR_ONE: Final = frozenset({Signal.COMPLETED, Signal.ENGINE_DEAD, Signal.BEAT_LOST})
 _COMMON: Final = frozenset({witnesses.ONE_SILENT, witnesses.LOOP_BLOCKED})
@@ -1079,6 +1079,7 @@ class _Turn:
         closed = [x for x in self._incidents if x.state is IncidentState.CLOSED]
         if len(closed) > MAX_CLOSED:
             self._incidents.remove(closed[0])
+        long_ago = self._now - FORGET_AFTER
         for key, tracked in list(self._instances.items()):
             if isinstance(tracked.verdict, Gone) and tracked.verdict.since < long_ago:
                 del self._instances[key]
@@ -1086,16 +1087,25 @@ class _Turn:
         for key, captured_at in list(self._cooling.items()):
             if key not in self._instances and captured_at < long_ago:
                 del self._cooling[key]
-        retired = [
+        self._forget_logs(long_ago)
+
+    def _forget_logs(self, long_ago: float) -> None:
+        """Forget logs that were retired, but for those that alone say that an instance is gone."""
+        old = {
             name
             for name, source in self._sources.items()
             if source.vital.retired_at is not None and source.vital.retired_at < long_ago
-        ]
-        if retired:
-            carried = {name for tracked in self._instances.values() for name in tracked.carried}
-            for name in retired:
-                if name not in carried:
-                    del self._sources[name]
+        }
+        if not old:
+            return
+        for key, tracked in list(self._instances.items()):
+            rest = {name: at for name, at in tracked.carried.items() if name not in old}
+            if not rest:
+                old -= tracked.carried.keys()
+            elif len(rest) < len(tracked.carried):
+                self._instances[key] = replace(tracked, carried=rest)
+        for name in old:
+            del self._sources[name]
 
     def _close_what_nobody_continues(self, long_ago: float) -> None:
         """Close incidents of before a restart whose members were never seen again."""

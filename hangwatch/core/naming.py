@@ -47,6 +47,12 @@ class Names:
         name = self._own.get(beat.source)
         return seen if name is None else replace(seen, beat=replace(beat, instance=name))
 
+    def forget(self, source: str) -> None:
+        """Forget a log that was retired."""
+        self._own.pop(source, None)
+        for heard in self._heard.values():
+            heard.pop(source, None)
+
     def _compare(self, beat: Heartbeat) -> None:
         heard = self._heard.setdefault(beat.instance, {})
         before = heard.get(beat.source)

@@ -276,6 +276,7 @@ class Followers:
                 self._engines.pop(event.source, None)
                 self._stamped.pop(event.source, None)
                 self._allowances.pop(event.source, None)
+                self._names.forget(event.source)
                 log.info("hangwatch.log_retired", log=event.source, reason=event.reason)
             case SourceUnreadable():
                 log.warning("hangwatch.log_unreadable", log=event.source, reason=event.reason)

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from hangwatch import __version__
 from hangwatch.core import advance
+from hangwatch.core.plain import printable
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident
 from hangwatch.model.time import Clock, Instant
@@ -135,6 +136,7 @@ def _last_beats(state: advance.State) -> dict[str, Instant]:
     for key, at in beats:
         name = _name(key)
         label = f"{name} {key.tag}" if names[name] > 1 and key.pid is not None else name
+        label = printable(label)  # a log's name need not be text, and names instances
         told[label] = min(at, told.get(label, at))
     return told
 

@@ -75,9 +75,10 @@ class Roster:
 
     def find(self, instance: InstanceKey, *, url: str, kin: Iterable[int]) -> None:
         """Take note of where a server answers, and of its processes."""
-        entry = self._entries.setdefault(instance, _Entry())
-        entry.url = url or entry.url
-        entry.kin = tuple(kin) or entry.kin
+        entry = self._entries.get(instance)
+        if entry is not None:  # it may have been retired meanwhile
+            entry.url = url or entry.url
+            entry.kin = tuple(kin) or entry.kin
 
     def pid_of(self, instance: InstanceKey) -> int | None:
         """Return the process behind *instance* on this machine, where that is sure."""

@@ -12,7 +12,8 @@ lease.sock       where pauses are announced, while a daemon runs
 ```
 
 Small files on a local disk, replaced as a whole by rename; one that was cut short counts as
-absent. Losing any of them costs comfort (a log read again, a second bundle), never evidence.
+absent. Losing any of them costs comfort (a log read again, a second bundle), never evidence. Links
+are not followed: others may be able to write here.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ FORMAT: Final = "hangwatch-state 1"
 KEY_SIZE: Final = 32
 """Bytes of the pseudonym key."""
 
+_CREATE: Final = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 class StateDirectory:
     """A state directory that nobody else uses while we do.
@@ -51,7 +54,7 @@ class StateDirectory:
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(path / "lock", os.O_RDWR | _CREATE, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"cannot use the state directory {path}: {error.strerror}; "
@@ -130,8 +133,7 @@ class StateDirectory:
     def _append(self, name: str, record: Mapping[str, Any]) -> Path:
         path = self.path / name
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | _CREATE, 0o600)
         try:
             os.write(fd, line)
         finally:
@@ -154,7 +156,7 @@ class StateDirectory:
 
     def _replace(self, name: str, data: bytes) -> None:
         temporary = self.path / f".{name}.new"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(temporary, os.O_WRONLY | os.O_TRUNC | _CREATE, 0o600)
         try:
             view = memoryview(data)
             while view:
@@ -187,7 +189,7 @@ def ensure_key(folder: Path, key: bytes | None = None) -> bytes:
     temporary = folder / f".pseudonym.key.{os.getpid()}"
     with contextlib.suppress(FileExistsError):
         if not path.exists():
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(temporary, os.O_WRONLY | os.O_TRUNC | _CREATE, 0o600)
             try:
                 os.write(fd, key or secrets.token_bytes(KEY_SIZE))
                 os.fsync(fd)

@@ -154,6 +154,14 @@ def test_ranks_of_one_process_are_told_apart_and_no_host_is_told():
     }
 
 
+def test_the_name_of_a_log_that_is_no_text_costs_nothing_but_itself():
+    found = scraped(seen(InstanceKey(tag='DP0 (a\udcff"\n.log)')), FakeClock(31.0))
+
+    assert {'DP0 (a\ufffd" .log)': 30.0} == {
+        key[1]: value for key, value in found.items() if key[0] == "seconds_since_last_beat"
+    }
+
+
 def test_the_number_of_series_is_bounded():
     found = scraped(seen(*(InstanceKey(pid=pid) for pid in range(1, 1000))), FakeClock(31.0))
 

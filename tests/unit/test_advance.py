@@ -559,6 +559,27 @@ def test_an_incident_whose_engines_a_restarted_daemon_never_sees_again_is_closed
     assert 1 == len(second.of(CloseIncident))
 
 
+def test_nothing_grows_with_logs_and_instances_that_come_and_go():
+    run, day = Run(), 86_400
+    for number in range(6):
+        at = number * day
+        beaten, empty, nameless = (f"{kind}-{number}" for kind in ("worker", "other", "server"))
+        run.over(
+            [SourceFound(source=name, at=Instant(at)) for name in (beaten, empty, nameless)],
+            beats(at + 1, at + 100, instance=key(number), source=beaten),
+            beats(at + 1, at + 100, instance=InstanceKey(), source=nameless),
+            [
+                SourceRetired(source=name, at=Instant(at + 200))
+                for name in (beaten, empty, nameless)
+            ],
+            until=at + 300,
+        )
+
+    assert {"worker-5", "other-5", "server-5"} == {*run.state.sources}
+    assert {*run.state.sources} == {*run.state.instances[InstanceKey()].carried}
+    assert {key(5), InstanceKey()} == {*run.state.instances}
+
+
 # --- properties ----------------------------------------------------------------------------------
 
 

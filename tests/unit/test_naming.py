@@ -62,3 +62,16 @@ def test_a_server_that_hangs_is_not_hidden_by_one_that_beats_in_another_log():
     run = Run().over(seen, until=300)
 
     assert {"DP0 (two.log)"} == {t.instance.name for t in run.alarms()}
+
+
+def test_a_log_that_was_retired_is_forgotten():
+    names = Names()
+    for number in range(10):
+        for seen in log(f"/a/{number}.log", number * 200, number * 200 + 100):
+            names.told(seen)
+        names.forget(f"/a/{number}.log")
+    again = names.told(log("/a/3.log", 5000, 5001)[0])
+
+    assert isinstance(again, BeatSeen)
+    assert DP0 == again.beat.instance
+    assert "/a/9.log" not in str(vars(names))

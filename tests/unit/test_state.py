@@ -1,6 +1,7 @@
 """The state directory."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -87,3 +88,26 @@ def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path):
 
 def test_a_key_can_be_shared(tmp_path):
     assert ensure_key(tmp_path / "a") == ensure_key(tmp_path / "b", ensure_key(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("lock", StateDirectory),
+        (".format.new", StateDirectory),
+        ("shadow.jsonl", lambda path: StateDirectory(path).add_withheld({})),
+        ("bundles.jsonl", lambda path: StateDirectory(path).add_bundle({})),
+        (".memory.json.new", lambda path: StateDirectory(path).save("memory", {})),
+        (".pseudonym.key.{pid}", ensure_key),
+    ],
+)
+def test_no_link_leads_what_is_written_elsewhere(tmp_path, name, use):
+    (tmp_path / "theirs").write_text("of somebody else")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / name.format(pid=os.getpid())).symlink_to(tmp_path / "theirs")
+
+    with pytest.raises((OSError, ConfigError)):
+        use(state)
+
+    assert "of somebody else" == (tmp_path / "theirs").read_text()
