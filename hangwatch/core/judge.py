@@ -501,7 +501,7 @@ def _stalled(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verd
     # Nobody could look: silence is no evidence then, but other witnesses are.
     if not (silent and not unseen(vitals, policy, now)) and not (accused or flat or held):
         return None
-    because = (*work(vitals, known), *no_progress(vitals, policy, known, excluded=excluded))
+    because = (*no_progress(vitals, policy, known, excluded=excluded), *work(vitals, known))
     since = known.stalled_at or known.clock
     if busy:
         return Blocked(

@@ -93,7 +93,7 @@ def plan(
     ]
     foreign = [str(target.process) for target in targets if not target.python]
     if foreign:
-        notes = (*notes, f"no Python in {', '.join(foreign)}: no Python stacks of these")
+        notes = (*notes, f"no Python stacks of {', '.join(foreign)}: no Python there")
     return CapturePlan(
         targets=targets,
         steps=tuple(steps),

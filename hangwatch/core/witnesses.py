@@ -290,8 +290,8 @@ def _nothing_polls(vitals: Vitals, known: Facts) -> str:
             return ""
     most = max(process.switches_per_s or 0.0 for process in needed)
     return (
-        "no process of it computes or polls its GPU: "
-        f"{most:.0f} context switches a second at most, a polling one makes about 900"
+        "no process of it computes or polls its GPU: the busiest switches its threads"
+        f" {most:.0f} times a second, a polling one about 900 times"
     )
 
 

@@ -141,6 +141,7 @@ class Keeper:
         self._greet = greet
         self._start = start
         self._child: Running | None = None
+        self._deaf = ""
         self._started_at = clock.now()
         self._looked_at = clock.now()
         self._start_at = clock.now()
@@ -195,13 +196,17 @@ class Keeper:
         return tuple(m for m in words if not self._crashed(m)), hearing
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Tell the present child *message*; a later child is told by ``greet``."""
-        if self._child is None:
+        """Tell the present child *message*; a later child is told by ``greet``.
+
+        One that takes nothing may have ended for a reason that it has given: ``hear`` takes in what
+        it said before it parts from it.
+        """
+        if self._child is None or self._deaf:
             return
         try:
             self._child.channel.send(message)
         except ChannelClosedError as error:
-            self._lose(str(error))
+            self._deaf = str(error)
 
     def close(self, timeout: float = 1.0) -> None:
         """End the child for good."""
@@ -213,13 +218,16 @@ class Keeper:
     def _receive(self) -> tuple[dict[str, Any], ...]:
         if self._child is None:
             return ()
+        messages: tuple[dict[str, Any], ...] = ()
         try:
-            if self._child.channel.pending:
+            messages = self._child.channel.receive()
+            if self._child.channel.pending and not self._deaf:
                 self._child.channel.flush()
-            return self._child.channel.receive()
         except ChannelClosedError as error:
-            self._lose(str(error))
-            return ()
+            self._deaf = self._deaf or str(error)
+        if self._deaf and not any(message_kind(message) != "alive" for message in messages):
+            self._lose(self._deaf)
+        return messages
 
     def _launch(self, now: Instant) -> None:
         self._started_at = now
@@ -236,7 +244,7 @@ class Keeper:
 
     def _lose(self, reason: str) -> None:
         """Part from the present child; a later ``hear`` starts the next one."""
-        child, self._child = self._child, None
+        child, self._child, self._deaf = self._child, None, ""
         if child is None:
             return
         self.losses += 1

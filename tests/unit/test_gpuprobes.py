@@ -48,6 +48,19 @@ def test_a_machine_without_gpus_is_not_looked_at_again():
     assert () == tuple(gpus.wires())
 
 
+def test_a_child_that_ended_for_want_of_gpus_while_it_was_told_something_is_not_lost():
+    nursery, clock = Nursery(), FakeClock()
+    gpus, key = probes(nursery, clock)
+    gpus.hear()
+    nursery.last.said = [{"kind": "none", "reason": "there is no driver"}]
+    nursery.last.alive = False
+    gpus.look_closer({key})
+    gpus.hear()
+    gpus.hear()
+
+    assert (1, 0) == (len(nursery.children), gpus.losses)
+
+
 def test_a_child_that_the_driver_holds_blinds_nobody_and_is_counted_not_replaced():
     nursery, clock = Nursery(), FakeClock()
     gpus, _ = probes(nursery, clock)

@@ -73,6 +73,12 @@ def test_silence_with_work_is_suspected_when_the_limit_is_reached_and_not_before
     assert "suspected_hang" == word(busy(), LAST + 120.0)
 
 
+def test_the_first_sentence_of_a_stall_says_what_is_missing():
+    told = judge(busy(), POLICY, Instant(LAST + 120)).because
+
+    assert ("no heartbeat for 120 s", "its last heartbeat") == (told[0][:22], told[1][:18])
+
+
 def test_silence_without_work_is_idleness_for_an_hour():
     vitals = busy(running=0)
 

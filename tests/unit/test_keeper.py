@@ -132,6 +132,30 @@ def test_a_machine_without_room_for_a_child_is_asked_again():
     assert 1 == len(nursery.children)
 
 
+def test_the_last_words_of_a_child_that_takes_nothing_any_more_are_heard():
+    nursery, clock = Nursery(), FakeClock()
+    kept = keeper(nursery, clock)
+    kept.hear()
+    nursery.last.said = [ALIVE, {"kind": "none"}]
+    nursery.last.alive = False
+    kept.tell({"kind": "watch"})
+
+    assert (({"kind": "none"},), 0) == (kept.hear()[0], kept.losses)
+    assert (((), Hearing.UNCHANGED), 1) == (kept.hear(), kept.losses)
+
+
+def test_a_child_that_takes_nothing_is_replaced_though_it_says_that_it_lives():
+    nursery, clock = Nursery(), FakeClock()
+    kept = keeper(nursery, clock)
+    kept.hear()
+    nursery.last.alive = False
+    kept.tell({"kind": "watch"})
+    nursery.last.said = [ALIVE]
+    kept.hear()
+
+    assert (2, 1) == (len(nursery.children), kept.losses)
+
+
 def test_a_crash_of_the_child_is_for_the_log_and_nobody_else():
     nursery, clock = Nursery(), FakeClock()
     kept = keeper(nursery, clock)

@@ -69,7 +69,7 @@ def test_a_program_without_python_gets_no_python_stacks_and_a_note_says_so():
     made = plan([target(1, python=False)], collectors=[KERNEL, STACKS], policy=Policy(), paths={})
 
     assert {"kernel"} == {step.collector for step in made.steps}
-    assert ("no Python in 1: no Python stacks of these",) == made.notes
+    assert ("no Python stacks of 1: no Python there",) == made.notes
 
 
 def test_all_servers_are_asked_in_one_step_that_waits_beside_the_others():
