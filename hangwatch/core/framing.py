@@ -56,9 +56,10 @@ _RUNTIME: Final = re.compile(
 _PIECE: Final = re.compile(rb" (?:stdout|stderr) P")
 
 # daemon/logger/jsonfilelog, one record a line; the text of a piece does not end in a newline. In
-# the text itself quotes are escaped, so this cannot stand there.
-_DOCKER: Final = re.compile(rb'\{"log":"')
-_DOCKER_PIECE: Final = re.compile(rb'(?<!\\n)","stream":"')
+# the text itself quotes are escaped, so this cannot stand there. Who copies the records writes
+# them anew, with spaces perhaps.
+_DOCKER: Final = re.compile(rb'\{ ?"log": ?"')
+_DOCKER_PIECE: Final = re.compile(rb'(?<!\\n)", ?"stream": ?"')
 
 # kubectl/pkg/cmd/logs, addPrefixIfNeeded
 _POD: Final = re.compile(rb"\[pod/(?P<pod>[^/\]\s]{1,253})/[^/\]\s]{1,253}\] ")

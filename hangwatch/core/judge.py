@@ -249,7 +249,7 @@ def _gone(vitals: Vitals) -> Verdict | None:
 
 def _dead(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
     needed = [process for process in vitals.processes if process.needed]
-    missing = [process for process in needed if process.ended]
+    missing = [p for p in needed if p.ended and not _is_refuted(p, vitals, known)]
     if missing:
         hosts = [p for p in vitals.processes if p.ended and p.role in _HOSTS]
         whole = all(p.state == "" for p in needed)
@@ -263,7 +263,8 @@ def _dead(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
                 confidence=Confidence.HIGH,
                 because=(f"/health says “{health.message}”",),
             )
-        if health.outcome is Outcome.REFUSED and not needed and now >= known.quick_at:
+        refused = health.outcome is Outcome.REFUSED and _has_served(vitals)
+        if refused and not needed and now >= known.quick_at:
             if known.demand is Demand.NONE:
                 return Gone(
                     since=health.since or health.at,
@@ -289,6 +290,24 @@ def _dead(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
             ),
         )
     return None
+
+
+def _is_refuted(ended: ProcessVital, vitals: Vitals, known: Facts) -> bool:
+    """Say whether a server beats on long after it ended: then it was somebody else who did."""
+    last = vitals.last
+    return (
+        ended.role is Role.API_SERVER
+        and last is not None
+        and not last.relayed
+        and last.at >= ended.since + known.interval
+    )
+
+
+def _has_served(vitals: Vitals) -> bool:
+    """Say whether its port was open since it was started: it opens once everything is loaded."""
+    if vitals.started is not None:
+        return vitals.started.signal is Signal.READY
+    return vitals.last is not None or vitals.completed_at is not None
 
 
 def _ended_with(hosts: list[ProcessVital]) -> Verdict:

@@ -87,7 +87,11 @@ class _Counts:
 
 @dataclass(slots=True)
 class Watched:
-    """One process of a server, over time."""
+    """One process of a server, over time.
+
+    One that was never seen alive is not missed: a log in another pid namespace names processes
+    that are not ours.
+    """
 
     process: ProcessId
     role: Role
@@ -96,6 +100,7 @@ class Watched:
     context: int | None = None
     state: str = ""
     since: Instant | None = None
+    lived: bool = True
     counts: _Counts | None = None
 
     def look(self, now: Instant, *, closer: bool = False) -> ProcessVital:
@@ -109,6 +114,7 @@ class Watched:
         state = row.state if row is not None else ""
         if state != self.state or self.since is None:
             self.state, self.since = state, now
+        self.lived = self.lived or bool(state)
         switches, busiest = _threads(before, after)
         return ProcessVital(
             pid=self.process.pid,
@@ -116,7 +122,7 @@ class Watched:
             state=state,
             since=self.since,
             at=now,
-            needed=self.needed,
+            needed=self.needed and self.lived,
             tracer_pid=row.tracer_pid if row is not None else None,
             wchan=row.wchan if row is not None else "",
             cpu_pct=_rate(before, after, lambda counts: counts.row.cpu_seconds, 100.0),
@@ -290,7 +296,9 @@ class Server:
         before = self.kin
         self.kin = {target.process.pid: self._watched(target) for target in own} | gone
         if self.pid not in self.kin:
-            self.kin[self.pid] = Watched(ProcessId(self.pid), Role.API_SERVER, needed=True)
+            self.kin[self.pid] = Watched(
+                ProcessId(self.pid), Role.API_SERVER, needed=True, lived=False
+            )
         for pid, watched in self.kin.items():
             watched.piped = pid in found.piped
             watched.context = found.contexts.get(pid)

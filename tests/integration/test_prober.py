@@ -303,13 +303,13 @@ def test_a_process_that_ends_is_told_and_not_forgotten(tmp_path, talk):
         talk.states(key, lambda s: s and set(s.values()) == {""})
 
 
-def test_a_pid_that_is_not_there_is_gone(talk):
+def test_a_pid_that_was_never_there_is_gone_and_not_missed(talk):
     key = InstanceKey(pid=2**22 + 1)
     talk.watch((key, 2**22 + 1))
 
     gone = talk.states(key, lambda s: set(s.values()) == {""})
 
-    assert [2**22 + 1] == [p.pid for p in gone.processes]
+    assert [(2**22 + 1, False)] == [(p.pid, p.needed) for p in gone.processes]
 
 
 def test_what_is_watched_no_longer_is_asked_no_longer(tmp_path, talk):

@@ -231,6 +231,10 @@ def docker(text: bytes, *, stream: str = "stdout", end: str = "\n") -> bytes:
     return written.encode() + b"\n"
 
 
+def copied(text: bytes) -> bytes:
+    return json.dumps(json.loads(docker(text))).encode() + b"\n"
+
+
 def kubectl(text: bytes) -> bytes:
     return b"[pod/rollout-7/engine] 2026-08-19T05:44:49.1Z " + text + b"\n"
 
@@ -238,7 +242,7 @@ def kubectl(text: bytes) -> bytes:
 WRITTEN = datetime(2026, 8, 19, 5, 44, 49, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("wrap", [docker, kubectl])
+@pytest.mark.parametrize("wrap", [docker, copied, kubectl])
 def test_the_line_in_an_envelope_keeps_its_stamp(wrap):
     (found,) = [peel(line) for _, line in scan(wrap(BEAT))]
 

@@ -1025,6 +1025,29 @@ def test_a_start_that_computes_or_reads_or_prints_goes_on():
     assert "loading" == word(prints, 500)
 
 
+@pytest.mark.parametrize(
+    ("loads", "expected"),
+    [
+        (Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0)), "loading"),
+        (fold.signal(busy(), signal(Signal.STARTING, LAST + 20), ()), "loading"),
+        (fold.signal(busy(running=0), signal(Signal.READY, LAST + 20), ()), "gone"),
+        (busy(), "dead"),
+    ],
+)
+def test_a_port_that_refuses_is_missed_only_where_it_was_open(loads: Vitals, expected: str):
+    refused = Health(at=Instant(LAST + 300), outcome=Outcome.REFUSED)
+
+    assert expected == word(fold.health(loads, refused), LAST + 300)
+
+
+def test_a_process_that_ended_and_beats_on_was_never_the_one_that_beats():
+    gone = process("", role=Role.API_SERVER, since=Instant(LAST - 30), at=Instant(LAST))
+    died = process("", role=Role.API_SERVER, since=Instant(LAST + 3), at=Instant(LAST + 4))
+
+    assert "ok" == word(seen(busy(), gone), LAST + 4)
+    assert "dead" == word(seen(busy(), died), LAST + 4)
+
+
 def test_a_step_driven_engine_is_idle_when_all_that_it_ran_was_answered():
     steps = replace(busy(running=2), step_driven=True)
     for second in (1, 2):
