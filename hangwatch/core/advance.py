@@ -1079,7 +1079,6 @@ class _Turn:
         closed = [x for x in self._incidents if x.state is IncidentState.CLOSED]
         if len(closed) > MAX_CLOSED:
             self._incidents.remove(closed[0])
-        long_ago = self._now - FORGET_AFTER
         for key, tracked in list(self._instances.items()):
             if isinstance(tracked.verdict, Gone) and tracked.verdict.since < long_ago:
                 del self._instances[key]

@@ -1,9 +1,9 @@
 """A small HTTP server in one thread: it answers GET for a few paths, and nobody can hold it up.
 
 It speaks HTTP/1.1 and closes each connection after its answer. Whoever takes longer than ``VISIT``
-seconds to ask, or to take the answer, is cut off; beyond ``MAX_VISITORS`` connections at once, more
-wait in the queue of the socket. What it answers comes from values that others made: it opens
-nothing, and asks nobody.
+seconds to ask, or to take the answer, is cut off. Beyond ``MAX_VISITORS`` connections at once, who
+came first gives way to who comes: a probe is answered beside a thousand that say nothing. What it
+answers comes from values that others made: it opens nothing, and asks nobody.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Final
 from hangwatch.errors import ConfigError, ListenError
 
 MAX_VISITORS: Final = 16
+QUEUE: Final = 128
+"""Connections that wait to be let in."""
+
 MAX_QUESTION: Final = 8192
 """Bytes of a request line and its headers."""
 
@@ -114,7 +117,7 @@ class Endpoint:
             # A successor need not wait for connections that the kernel has not forgotten.
             self._door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._door.bind((host, port))
-            self._door.listen(MAX_VISITORS)
+            self._door.listen(QUEUE)
         except OSError as error:
             self._door.close()
             raise ListenError(
@@ -162,23 +165,23 @@ class Endpoint:
         self._bell.close()
 
     def _let_in(self) -> None:
-        while len(self._visitors) < MAX_VISITORS:
+        for _ in range(MAX_VISITORS):
             try:
                 wire, _ = self._door.accept()
             except OSError:  # BlockingIOError: nobody more
                 return
+            if len(self._visitors) >= MAX_VISITORS:
+                self._leave(next(iter(self._visitors.values())))
             wire.setblocking(False)
-            self._visitors[wire.fileno()] = _Visitor(wire, time.monotonic() + VISIT)
+            visitor = _Visitor(wire, time.monotonic() + VISIT)
+            self._visitors[wire.fileno()] = visitor
             self._wakes.register(wire, selectors.EVENT_READ)
-        # Full: those who wait shall not wake us until somebody leaves.
-        self._wakes.unregister(self._door)
+            self._serve(visitor)
 
     def _leave(self, visitor: _Visitor) -> None:
         del self._visitors[visitor.wire.fileno()]
         self._wakes.unregister(visitor.wire)
         visitor.wire.close()
-        if self._door.fileno() not in self._wakes.get_map():
-            self._wakes.register(self._door, selectors.EVENT_READ)
 
     def _serve(self, visitor: _Visitor) -> None:
         try:

@@ -116,6 +116,15 @@ def test_who_says_nothing_and_who_takes_nothing_cannot_hold_it_up(served, monkey
         wire.close()
 
 
+def test_a_probe_is_answered_beside_many_connections_that_say_nothing(served, monkeypatch):
+    monkeypatch.setattr(endpoint, "VISIT", 10 * PATIENCE)
+    wires = [connect(served) for _ in range(10 * endpoint.MAX_VISITORS)]
+
+    assert get(served).endswith(b"up 1\n")
+    for wire in wires:
+        wire.close()
+
+
 def test_it_ends_although_somebody_is_connected():
     before = threading.active_count()
     server = Endpoint("127.0.0.1:0", {})
