@@ -159,7 +159,14 @@ class Story:
 @click.argument(
     "fault", default="blocked-call", metavar="[FAULT]", type=click.Choice(sorted(FAULTS))
 )
-@click.option("--servers", type=click.IntRange(1, 64), default=8, show_default=True)
+@click.option(
+    "--servers",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    default=8,
+    show_default=True,
+    help="How many servers start.",
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

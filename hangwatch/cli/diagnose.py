@@ -29,7 +29,13 @@ FOUND = 3
     help="When to evaluate loose evidence; its end by default.",
 )
 @limits
-@click.option("--profile", "engine", default="", help="Engine; `hangwatch list` names them.")
+@click.option(
+    "--profile",
+    "engine",
+    metavar="NAME",
+    default="",
+    help="The only engine to look for  [default: all that are known]",
+)
 @with_config
 def command(
     paths: tuple[Path, ...],

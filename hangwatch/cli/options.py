@@ -60,14 +60,16 @@ _LIMITS = (
     click.option(
         "--heartbeat-interval",
         type=click.FloatRange(min=0.01),
-        help="Seconds between beats; by default what the engine's profile says.",
+        metavar="S",
+        help="Seconds between two beats  [default: the profile's]",
     ),
     click.option(
         "--stall-after",
         type=click.FloatRange(min=0.01),
+        metavar="S",
         default=Policy().stall_after,
         show_default=True,
-        help="Seconds of silence that are suspicious.",
+        help="Seconds of silence that are suspicious without another witness.",
     ),
 )
 
@@ -99,7 +101,8 @@ _SETTINGS = (
         "--stall-after",
         type=float,
         metavar="S",
-        help="Seconds of silence that are suspicious without another witness  [default: 120]",
+        help="Seconds of silence that are suspicious without another witness  "
+        "[default: 120, then learned from honest silences]",
     ),
     click.option(
         "--api-key-file",

@@ -60,7 +60,12 @@ MAX_SNAPSHOT = 64 << 20
     help="Show what each --stall-after would have meant: false alarms against latency.",
 )
 @limits
-@click.option("--profile", "engine", help="Look for this engine only; `hangwatch list` names them.")
+@click.option(
+    "--profile",
+    "engine",
+    metavar="NAME",
+    help="The only engine to look for  [default: all that are known]",
+)
 @with_config
 def command(
     paths: tuple[Path, ...],
