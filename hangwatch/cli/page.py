@@ -1,7 +1,7 @@
 """The live page of ``attach``: a look at the board, and what happened, as lines of a terminal.
 
 Functions of values, so that a page can be compared with a golden text. Whoever shows it is
-``cli.live``.
+``cli.screen``.
 """
 
 from __future__ import annotations

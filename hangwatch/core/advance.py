@@ -33,6 +33,7 @@ from typing import Any, Final
 from hangwatch.core import calibration, grouping, judge, starvation, vitals, witnesses
 from hangwatch.core.calibration import Calibration
 from hangwatch.core.facts import Demand, Facts
+from hangwatch.core.incidents import Incidents
 from hangwatch.core.naming import is_named_after
 from hangwatch.core.starvation import Idleness
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
@@ -45,7 +46,6 @@ from hangwatch.model.observation import (
     CaptureEnded,
     ChildBack,
     ChildSilent,
-    CloseIncident,
     CountersSeen,
     GpusSeen,
     HealthSeen,
@@ -64,8 +64,6 @@ from hangwatch.model.observation import (
     SourceRetired,
     SourceUnreadable,
     StacksSeen,
-    StartCapture,
-    UpdateCapture,
 )
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile, Signal
@@ -81,9 +79,6 @@ from hangwatch.model.verdict import (
     Verdict,
 )
 from hangwatch.model.vitals import SourceVital, Vitals
-
-MAX_CLOSED: Final = 200
-"""Closed incidents that are remembered."""
 
 FORGET_AFTER: Final = 86_400.0
 """Seconds after which what is gone is forgotten: instances, logs, captures."""
@@ -431,9 +426,6 @@ class _Turn:
         self._instances = dict(state.instances)
         self._sources = dict(state.sources)
         self._aliases = dict(state.aliases)
-        self._incidents = list(state.incidents)
-        self._cooling = dict(state.cooling)
-        self._serial = state.serial
         self._leases = dict(state.leases)
         self._calibrations = dict(state.calibrations)
         self._idleness = state.idleness
@@ -441,6 +433,15 @@ class _Turn:
         self._seen_anything = False
         self._printers: dict[tuple[str, int | None], list[InstanceKey]] | None = None
         self.actions: list[Action] = []
+        self._incidents = Incidents(
+            state.incidents,
+            state.cooling,
+            state.serial,
+            policy=state.policy,
+            epoch=state.epoch,
+            now=now,
+            act=self.actions.append,
+        )
 
     def state(self) -> State:
         """Return the state as it is now."""
@@ -449,9 +450,9 @@ class _Turn:
             instances=self._instances,
             sources=self._sources,
             aliases=self._aliases,
-            incidents=tuple(self._incidents),
-            cooling=self._cooling,
-            serial=self._serial,
+            incidents=tuple(self._incidents.known),
+            cooling=self._incidents.cooling,
+            serial=self._incidents.serial,
             leases=self._leases,
             calibrations=self._calibrations,
             idleness=self._idleness,
@@ -483,7 +484,7 @@ class _Turn:
                 for key, tracked in self._instances.items():
                     self._update(key, vitals.relisten(tracked.vitals, at))
             case CaptureEnded(incident=incident, at=at, bundle=bundle):
-                self._captured(incident, at, bundle)
+                self._incidents.captured(incident, at, bundle)
             case _:
                 self._take_of_source(observation)
 
@@ -784,19 +785,6 @@ class _Turn:
                 self._printers.setdefault((key.host, key.pid), []).append(key)
         return self._printers.get((wanted.host, wanted.pid), [])
 
-    def _captured(self, ident: str, at: Instant, bundle: str) -> None:
-        for i, incident in enumerate(self._incidents):
-            if incident.id != ident:
-                continue
-            closed = incident.state is IncidentState.CLOSED
-            self._incidents[i] = replace(
-                incident,
-                state=IncidentState.CLOSED if closed else IncidentState.CAPTURED,
-                bundle=bundle or incident.bundle,
-            )
-            for member in () if incident.notice else incident.members:
-                self._cooling[member.instance] = at
-
     # --- judgements ---
 
     def conclude(self) -> None:
@@ -836,7 +824,7 @@ class _Turn:
             now=self._now,
         )
         if before.told and not self._idleness.told:
-            self._end_notices()
+            self._incidents.end_notices()
         starves_at = starvation.due(self._idleness, self._state.policy)
         if (
             starves_at is not None
@@ -856,10 +844,8 @@ class _Turn:
         assert since is not None
         for key, verdict in present.items():
             self._settle(key, self._starved(verdict))
-        self._serial += 1
-        incident = Incident(
-            id=grouping.incident_id(self._state.epoch, self._now, self._serial),
-            members=tuple(
+        self._incidents.give_notice(
+            tuple(
                 Member(
                     instance=key,
                     verdict=self._starved(verdict),
@@ -867,8 +853,7 @@ class _Turn:
                 )
                 for key, verdict in present.items()
             ),
-            watched=len(present),
-            verdict=Idle(
+            Idle(
                 since=since,
                 cause=starvation.STARVED,
                 confidence=Confidence.MEDIUM,
@@ -877,27 +862,11 @@ class _Turn:
                     "the job that should bring some lives",
                 ),
             ),
-            detected_at=self._now,
-            state=IncidentState.CAPTURING,
-            confirmed=True,
-            notice=True,
         )
-        self._incidents.append(incident)
-        self.actions.append(StartCapture(incident=incident))
 
     def _starved(self, verdict: Idle) -> Idle:
         told = "every engine is without work, while the job that should bring some lives"
         return replace(verdict, cause=starvation.STARVED, because=(*verdict.because, told))
-
-    def _end_notices(self) -> None:
-        for i, incident in enumerate(self._incidents):
-            if incident.notice and incident.state is not IncidentState.CLOSED:
-                self._close(i, incident)
-
-    def _close(self, i: int, incident: Incident) -> None:
-        closed = replace(incident, state=IncidentState.CLOSED, closed_at=self._now)
-        self._incidents[i] = closed
-        self.actions.append(CloseIncident(incident=closed))
 
     def _view(self, key: InstanceKey) -> Vitals:
         tracked = _calibrated(self._instances[key], self._calibrations, self._state.policy)
@@ -985,7 +954,7 @@ class _Turn:
             if changed:
                 self._alarm(key, after)
         else:
-            self._calm(key, after)
+            self._incidents.calm(key, after, is_over=lambda m: self._is_over(key, m, after))
 
     def _only_waits(self, key: InstanceKey, before: Verdict | None, after: Verdict) -> bool:
         """Say whether nothing but a missing witness would take an alarm back."""
@@ -1005,52 +974,14 @@ class _Turn:
             window=judge.stop_window(self._view(key), policy),
             last_beat_at=value.last.at if value.last else None,
         )
-        confirmed = any((value.health, value.counters, value.processes, value.stacks))
-        interval = policy.heartbeat_interval or value.interval
-        i = grouping.home(self._incidents, member, policy.together * interval, self._now)
-        if i is None:
-            self._serial += 1
-            incident = Incident(
-                id=grouping.incident_id(self._state.epoch, self._now, self._serial),
-                members=(member,),
-                watched=sum(not isinstance(t.verdict, Gone) for t in self._instances.values()),
-                verdict=verdict,
-                detected_at=self._now,
-                window=member.window,
-                confirmed=confirmed,
-            )
-            self._incidents.append(incident)
-            i = len(self._incidents) - 1
-        else:
-            self._incidents[i] = grouping.enroll(self._incidents[i], member, confirmed=confirmed)
-        self._respond(i)
-
-    def _respond(self, i: int) -> None:
-        incident = self._incidents[i]
-        if incident.state is IncidentState.CAPTURING:
-            self.actions.append(UpdateCapture(incident=incident))
-        elif incident.state is IncidentState.OPEN and not all(
-            self._is_cooling(member.instance, incident.detected_at) for member in incident.members
-        ):
-            self._incidents[i] = replace(incident, state=IncidentState.CAPTURING)
-            self.actions.append(StartCapture(incident=self._incidents[i]))
-
-    def _is_cooling(self, key: InstanceKey, at: Instant) -> bool:
-        """Say whether an incident that began *at* came too soon after the last capture."""
-        captured_at = self._cooling.get(key)
-        return captured_at is not None and at < captured_at + self._state.policy.cool_down
-
-    def _calm(self, key: InstanceKey, verdict: Verdict) -> None:
-        for i, incident in enumerate(self._incidents):
-            if incident.state is IncidentState.CLOSED or incident.notice:
-                continue
-            mine = [m for m in incident.members if m.instance == key and m.recovered_at is None]
-            if not mine or not self._is_over(key, mine[0], verdict):
-                continue
-            after = grouping.discharge(incident, key, verdict, self._now)
-            self._incidents[i] = after
-            if after.state is IncidentState.CLOSED:
-                self.actions.append(CloseIncident(incident=after))
+        self._incidents.alarm(
+            member,
+            interval=policy.heartbeat_interval or value.interval,
+            confirmed=any((value.health, value.counters, value.processes, value.stacks)),
+            watched=lambda: sum(
+                not isinstance(tracked.verdict, Gone) for tracked in self._instances.values()
+            ),
+        )
 
     def _is_over(self, key: InstanceKey, member: Member, verdict: Verdict) -> bool:
         """Say whether what a member of an incident suffered from has ended.
@@ -1075,17 +1006,11 @@ class _Turn:
         for lease in sorted(ended, key=lambda lease: lease.until)[:-1]:
             del self._leases[lease.id]  # silence counts from the end of the last one
         long_ago = self._now - FORGET_AFTER
-        self._close_what_nobody_continues(long_ago)
-        closed = [x for x in self._incidents if x.state is IncidentState.CLOSED]
-        if len(closed) > MAX_CLOSED:
-            self._incidents.remove(closed[0])
         for key, tracked in list(self._instances.items()):
             if isinstance(tracked.verdict, Gone) and tracked.verdict.since < long_ago:
                 del self._instances[key]
                 self._aliases = {a: known for a, known in self._aliases.items() if known != key}
-        for key, captured_at in list(self._cooling.items()):
-            if key not in self._instances and captured_at < long_ago:
-                del self._cooling[key]
+        self._incidents.forget(self._instances.keys(), before=long_ago)
         self._forget_logs(long_ago)
 
     def _forget_logs(self, long_ago: float) -> None:
@@ -1105,17 +1030,6 @@ class _Turn:
                 self._instances[key] = replace(tracked, carried=rest)
         for name in old:
             del self._sources[name]
-
-    def _close_what_nobody_continues(self, long_ago: float) -> None:
-        """Close incidents of before a restart whose members were never seen again."""
-        for i, incident in enumerate(self._incidents):
-            if incident.state is IncidentState.CLOSED or incident.detected_at >= long_ago:
-                continue
-            if not incident.notice and not any(
-                member.recovered_at is None and member.instance in self._instances
-                for member in incident.members
-            ):
-                self._close(i, incident)
 
 
 def _ok_again(at: Instant) -> Ok:
