@@ -77,6 +77,9 @@ def beat(vitals: Vitals, seen: Heartbeat, *, fresh: bool) -> Vitals:
     if progress and seen.in_tps is not None and seen.out_tps is not None:
         pace = (*pace[1 - PACE :], (seen.in_tps, seen.out_tps, seen.in_flight or 0))
     slow_since = vitals.slow_since or seen.at if progress and _is_slow(pace) else None
+    if slow_since is not None and vitals.slow_since is not None:
+        # What is slow does not become the usual pace.
+        pace = (*pace[: -SLOW_BEATS - 1], *pace[-SLOW_BEATS:])
     return replace(
         vitals,
         armed_at=seen.at if fresh and vitals.armed_at is None else vitals.armed_at,
@@ -115,15 +118,17 @@ def _is_residual(vitals: Vitals, seen: Heartbeat) -> bool:
 def _is_slow(pace: tuple[tuple[float, float, int], ...]) -> bool:
     """Say whether the latest beats show far fewer tokens than those before, for as much work.
 
-    A phase of prefills generates few tokens as well; it is told by its many prompt tokens.
+    A phase of prefills generates few tokens as well; it is told by its prompt tokens: they are more
+    than usual, by more than the generated ones are less.
     """
     older, latest = pace[:-SLOW_BEATS], pace[-SLOW_BEATS:]
     if len(older) < REFERENCE:
         return False
     in_tps, out_tps, in_flight = (median(column) for column in zip(*older, strict=True))
-    return all(
-        generated < SLOW * out_tps and read <= in_tps and requests >= in_flight / 2
-        for read, generated, requests in latest
+    reads, generates, _ = (median(column) for column in zip(*latest, strict=True))
+    return reads - in_tps <= out_tps - generates and all(
+        generated < SLOW * out_tps and requests >= in_flight / 2
+        for _, generated, requests in latest
     )
 
 

@@ -193,7 +193,9 @@ def path_lives(vitals: Vitals, known: Facts) -> list[str]:
     if last is not None:
         proof_at = last.at + GRACE * known.interval
         if vitals.siblings_at is not None and vitals.siblings_at >= proof_at:
-            found.append("other engines still print on the same log, so the path of its log lives")
+            found.append(
+                "other engines still print on its log or beside it, so the path of its log lives"
+            )
         else:
             # A driver prints lines of its own; they prove nothing of the way from its workers.
             found += [

@@ -969,6 +969,16 @@ def test_a_fifth_of_the_usual_tokens_for_as_many_requests_is_slow():
     assert "ok" == word(fold.beat(vitals, beat(LAST + 40).beat, fresh=True), LAST + 41)
 
 
+def test_an_engine_that_stays_slow_stays_slow_however_its_prompts_come():
+    vitals = busy()
+    for step in range(1, 100):
+        slow = replace(beat(LAST + 10 * step, tps=500.0).beat, in_tps=(4400.0, 4700.0)[step % 2])
+        vitals = fold.beat(vitals, slow, fresh=True)
+
+    assert "slow" == word(vitals, LAST + 991)
+    assert LAST + 30 == judge(vitals, POLICY, Instant(LAST + 991)).since
+
+
 def test_few_tokens_of_few_requests_are_not_slow():
     vitals = busy()
     for second in (10, 20, 30):
