@@ -268,3 +268,27 @@ class Keeper:
                 "hangwatch.child_crashed", child=self.name, traceback=str(message.get("traceback"))
             )
         return True
+
+
+class OneChild:
+    """What every part of the loop does that has exactly one child, always kept."""
+
+    _keeper: Keeper
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The child, for whoever measures or kills it."""
+        return () if self._keeper.pid is None else (self._keeper.pid,)
+
+    @property
+    def losses(self) -> int:
+        """How often the child was lost."""
+        return self._keeper.losses
+
+    def wires(self) -> Iterable[Wire]:
+        """Return the channel of the child."""
+        return () if self._keeper.wire is None else (self._keeper.wire,)
+
+    def close(self) -> None:
+        """End the child for good."""
+        self._keeper.close(0.2)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.daemon.children import Keeper, Launch, Wire, launch
+from hangwatch.daemon.children import Keeper, Launch, OneChild, launch
 from hangwatch.daemon.roster import Roster
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.observation import GpusSeen, Observation
@@ -26,7 +26,7 @@ SILENCE: Final = 20.0
 """Seconds without a word of the child that are too long: drivers take their time to wake up."""
 
 
-class GpuProbes:
+class GpuProbes(OneChild):
     """The child that looks at GPUs, once there is somebody to look at; one of the loop's parts."""
 
     def __init__(self, *, clock: Clock, roster: Roster, start: Launch = launch) -> None:
@@ -46,23 +46,9 @@ class GpuProbes:
         )
 
     @property
-    def pids(self) -> tuple[int, ...]:
-        """The child, for whoever measures or kills it."""
-        return () if self._keeper.pid is None else (self._keeper.pid,)
-
-    @property
     def abandoned(self) -> int:
         """Children that the driver holds for good."""
         return self._keeper.abandoned
-
-    @property
-    def losses(self) -> int:
-        """How often the child was lost."""
-        return self._keeper.losses
-
-    def wires(self) -> Iterable[Wire]:
-        """Return the channel of the child."""
-        return () if self._keeper.wire is None else (self._keeper.wire,)
 
     def hear(self) -> tuple[Observation, ...]:
         """Return what was seen; look after the child."""
@@ -84,10 +70,6 @@ class GpuProbes:
         if interval != self._interval:
             self._interval = interval
             self._keeper.tell(self._order())
-
-    def close(self) -> None:
-        """End the child."""
-        self._keeper.close(0.2)
 
     def _order(self) -> Mapping[str, Any]:
         return {

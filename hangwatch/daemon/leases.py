@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.daemon.children import Keeper, Launch, Wire, launch
+from hangwatch.daemon.children import Keeper, Launch, OneChild, launch
 from hangwatch.model.lease import Lease
 from hangwatch.model.observation import LeaseReturned, LeaseTaken, Observation
 from hangwatch.model.policy import Policy
@@ -25,7 +25,7 @@ class Listener(Protocol):
         """Take note: *what* is ``taken``, ``returned`` or ``ended``."""
 
 
-class Leases:
+class Leases(OneChild):
     """The lessor, and what it granted; one of the loop's parts.
 
     Attributes:
@@ -69,20 +69,6 @@ class Leases:
             start=start,
         )
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The lessor, for whoever measures or kills it."""
-        return () if self._keeper.pid is None else (self._keeper.pid,)
-
-    @property
-    def losses(self) -> int:
-        """How often the lessor was lost."""
-        return self._keeper.losses
-
-    def wires(self) -> Iterable[Wire]:
-        """Return the channel of the lessor."""
-        return () if self._keeper.wire is None else (self._keeper.wire,)
-
     def hear(self) -> tuple[Observation, ...]:
         """Return what was announced; look after the lessor."""
         messages, _ = self._keeper.hear()
@@ -97,10 +83,6 @@ class Leases:
             del self.held[lease.id]
             self._tell("ended", lease)
         return tuple(observations)
-
-    def close(self) -> None:
-        """End the lessor; its socket goes with it."""
-        self._keeper.close(0.2)
 
     def _order(self) -> Iterable[Mapping[str, Any]]:
         yield {

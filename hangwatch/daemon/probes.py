@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.daemon.children import Hearing, Keeper, Launch, Wire, launch
+from hangwatch.daemon.children import Hearing, Keeper, Launch, OneChild, launch
 from hangwatch.daemon.roster import Roster
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.observation import (
@@ -26,7 +26,7 @@ from hangwatch.system.spawn import message_kind
 PROBER: Final = "hangwatch.daemon.prober"
 
 
-class Probes:
+class Probes(OneChild):
     """The prober, once there is somebody to probe; one of the loop's parts."""
 
     def __init__(
@@ -65,20 +65,6 @@ class Probes:
             start=start,
         )
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The child, for whoever measures or kills it."""
-        return () if self._keeper.pid is None else (self._keeper.pid,)
-
-    @property
-    def losses(self) -> int:
-        """How often the prober was lost."""
-        return self._keeper.losses
-
-    def wires(self) -> Iterable[Wire]:
-        """Return the channel of the prober."""
-        return () if self._keeper.wire is None else (self._keeper.wire,)
-
     def hear(self) -> tuple[Observation, ...]:
         """Return what was probed; look after the prober."""
         known = {
@@ -110,10 +96,6 @@ class Probes:
         if closer != self._closer:
             self._closer = closer
             self._keeper.tell(self._attention())
-
-    def close(self) -> None:
-        """End the prober."""
-        self._keeper.close(0.2)
 
     def _order(self) -> Mapping[str, Any]:
         return {
