@@ -182,7 +182,8 @@ def _is_firm(
     if counters is not None and counters.in_flight:
         # The task that prints beats also sets the gauges: not before its next turn are they newer.
         return counters.at >= last.at + GRACE * interval
-    return vitals.says_idle and voided_at is None and bool(last.in_flight)
+    late = any(source.relayed for source in vitals.sources)  # what it says may be on its way
+    return vitals.says_idle and not late and voided_at is None and bool(last.in_flight)
 
 
 def latest(*moments: Instant | None) -> Instant | None:
@@ -236,9 +237,10 @@ def _demand(
     )
     blocked = unhealthy is not None and unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
     if counters is not None and (set_after is None or counters.at > set_after):
-        gauge, moved_at = counters.in_flight, counters.tokens_moved_at
+        gauge, moved_after = counters.in_flight, counters.tokens_moved_after
         # Gauges freeze with the loop; tokens that moved after the last beat were somebody's.
-        frozen = blocked and not lost and moved_at is not None and moved_at > (set_after or 0.0)
+        moved = moved_after is not None and moved_after >= (set_after or 0.0)
+        frozen = blocked and not lost and moved
         if gauge == 0 and not frozen:
             return Demand.NONE
         if gauge is not None:

@@ -12,7 +12,7 @@ from hangwatch.model.identity import Role
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.time import Instant
-from hangwatch.model.vitals import Motion, Outcome, StackVital, Vitals
+from hangwatch.model.vitals import Motion, Outcome, ProcessVital, StackVital, Vitals
 
 ONE_SILENT: Final = "one-instance-silent"
 """Cause of a stall that nothing but its silence describes; the fleet may say more."""
@@ -35,6 +35,9 @@ loop makes at most about 110."""
 
 _PIPE_FULL: Final = re.compile(r"(?:anon_)?pipe_(?:write|wait_writable|wait|w)\b")
 """Wait channels of a thread that writes into a pipe which nobody empties; the first since 6.15."""
+
+_COMPUTING: Final = (Role.ENGINE, Role.ENGINE_WORKER)
+"""Who computes; a server asks, and waits."""
 
 QUICK: Final = frozenset(
     {HealthMeaning.LOOP_BLOCKED, HealthMeaning.NO_PROGRESS, HealthMeaning.LOST_REQUEST}
@@ -213,22 +216,19 @@ def path_lives(vitals: Vitals, known: Facts) -> list[str]:
 def busy_loop(vitals: Vitals, known: Facts) -> str:
     """Return which loop is blocked by work, in words; ``""`` if none is known to be."""
     stacks = stacks_of(vitals, known)
-    if vitals.gpus and all(spins(gpu) for gpu in vitals.gpus):
+    spinning = bool(vitals.gpus) and all(spins(gpu) for gpu in vitals.gpus)
+    frozen = stacks is not None and stacks.motion is Motion.FROZEN
+    if frozen or (spinning and not vitals.polls_gpu):
         return ""  # what is on CPU waits for them
     if stacks is not None and stacks.motion is Motion.BUSY:
         return f"the loop's thread runs: {stacks.frame or stacks.thread}"
     blocked = known.unhealthy is not None and known.unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
     resting = bool(vitals.gpus) and all(rests(gpu) for gpu in vitals.gpus)
     for process in vitals.processes:
-        cpu = max(process.cpu_pct or 0.0, process.busiest_cpu_pct or 0.0)
-        running = process.state == "R" or process.busiest_cpu_pct is not None
-        # On a crowded machine what never rests gets less than a core.
-        crowded = process.state == "R" and process.at - process.since >= SETTLED_WAIT
-        computes = (cpu >= BUSY_CPU and running) or (cpu >= QUIET_CPU and crowded)
-        if not process.needed or not computes:
+        if not process.needed or not _is_busy(process):
             continue
         who = f"process {process.pid} computes without a pause"
-        if process.role not in (Role.ENGINE, Role.ENGINE_WORKER):
+        if process.role not in _COMPUTING:
             if unanswered(vitals, known):
                 return f"HTTP does not answer while {who}"
         elif blocked and vitals.polls_gpu:  # others spin while they wait for their GPU
@@ -236,6 +236,28 @@ def busy_loop(vitals: Vitals, known: Facts) -> str:
         elif resting and known.firm:
             return f"its GPUs do nothing while {who}"
     return ""
+
+
+def _is_busy(process: ProcessVital) -> bool:
+    """Say whether a process computes without a pause."""
+    cpu = max(process.cpu_pct or 0.0, process.busiest_cpu_pct or 0.0)
+    running = process.state == "R" or process.busiest_cpu_pct is not None
+    # On a crowded machine what never rests gets less than a core.
+    crowded = process.state == "R" and process.at - process.since >= SETTLED_WAIT
+    return (cpu >= BUSY_CPU and running) or (cpu >= QUIET_CPU and crowded)
+
+
+def _awaits_its_gpu(vitals: Vitals) -> bool:
+    """Say whether an engine may be waiting for a kernel that spins.
+
+    A rank that waits for its next input spins as well. Who waits for a kernel polls for its end, if
+    its engine does that at all, and computes nothing meanwhile.
+    """
+    engines = [p for p in vitals.processes if p.needed and p.role in _COMPUTING]
+    if not vitals.polls_gpu or not engines:
+        return True
+    rates = [p.switches_per_s for p in engines if p.switches_per_s is not None]
+    return not any(map(_is_busy, engines)) and (not rates or max(rates) >= POLLING)
 
 
 def _suspended(vitals: Vitals, known: Facts, stacks: StackVital | None) -> str:
@@ -267,6 +289,8 @@ def _gpus_rest(vitals: Vitals, known: Facts) -> str:
     if known.progress_at is not None and newest <= known.progress_at:
         return ""
     spinning = [gpu for gpu in gpus if spins(gpu)]
+    if spinning and not _awaits_its_gpu(vitals):
+        return ""
     if spinning:
         one = spinning[0]
         power = "" if one.power_w is None else f", {one.power_w:.0f} W"
