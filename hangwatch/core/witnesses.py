@@ -250,14 +250,14 @@ def _is_busy(process: ProcessVital) -> bool:
 def _awaits_its_gpu(vitals: Vitals) -> bool:
     """Say whether an engine may be waiting for a kernel that spins.
 
-    A rank that waits for its next input spins as well. Who waits for a kernel polls for its end, if
-    its engine does that at all, and computes nothing meanwhile.
+    A rank that waits for its next input spins as well, while the one that should send it compiles,
+    say. Who waits for a kernel polls for its end, if its engine does that at all.
     """
     engines = [p for p in vitals.processes if p.needed and p.role in _COMPUTING]
     if not vitals.polls_gpu or not engines:
         return True
     rates = [p.switches_per_s for p in engines if p.switches_per_s is not None]
-    return not any(map(_is_busy, engines)) and (not rates or max(rates) >= POLLING)
+    return max(rates) >= POLLING if rates else not any(map(_is_busy, engines))
 
 
 def _suspended(vitals: Vitals, known: Facts, stacks: StackVital | None) -> str:
@@ -289,7 +289,7 @@ def _gpus_rest(vitals: Vitals, known: Facts) -> str:
     if known.progress_at is not None and newest <= known.progress_at:
         return ""
     spinning = [gpu for gpu in gpus if spins(gpu)]
-    if spinning and not _awaits_its_gpu(vitals):
+    if spinning and len(spinning) < len(gpus) and not _awaits_its_gpu(vitals):
         return ""
     if spinning:
         one = spinning[0]
