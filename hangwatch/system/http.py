@@ -34,7 +34,7 @@ MAX_BODY: Final = 4 << 20
 """Bytes; a /metrics page of sixteen engines with all histograms is below 1 MB."""
 
 MAX_HEAD: Final = 1 << 16
-"""Bytes of status line and headers."""
+"""Bytes of status line and headers, of those before the final answer, too."""
 
 NOT_ACCEPTED: Final = "TCP was not accepted"
 """How the error of an exchange begins that never got a connection."""
@@ -211,6 +211,7 @@ class _Answer:
         self._limit = limit
         self._status: int | None = None
         self._raw = bytearray()  # not understood yet
+        self._head = 0  # bytes of heads so far
         self._body = bytearray()
         self._left: int | None = None  # bytes of the body, or of its chunk, that are to come
         self._chunked = False
@@ -253,9 +254,10 @@ class _Answer:
         if not end:
             if ended:
                 raise _NotHttpError("the connection was closed before an answer had come")
-            if len(self._raw) > MAX_HEAD:
+            if self._head + len(self._raw) > MAX_HEAD:
                 raise _NotHttpError(f"no end of the headers within {MAX_HEAD} bytes")
             return False
+        self._head += len(head)
         first, *lines = bytes(head).split(b"\r\n")
         found = _STATUS.match(first)
         if found is None:
@@ -263,6 +265,8 @@ class _Answer:
         self._raw = rest
         status = int(found[1])
         if 100 <= status < 200:
+            if self._head > MAX_HEAD:
+                raise _NotHttpError(f"no final answer within {MAX_HEAD} bytes")
             return True  # a final answer follows
         self._status = status
         headers = {

@@ -111,6 +111,17 @@ def test_a_body_without_end_is_cut():
     assert (200, 100_000, False) == (response.status, len(response.body), response.complete)
 
 
+def test_an_answer_that_never_becomes_final_is_cut():
+    def put_off(peer: socket.socket) -> None:
+        while True:
+            peer.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+    with answering(put_off) as (listener, _):
+        response = ask(listener, timeout=60.0)
+
+    assert "not HTTP: no final answer within 65536 bytes" == response.error
+
+
 def test_silence_after_the_connection_is_a_timeout():
     done = threading.Event()
     with answering(lambda _: bool(done.wait(30.0)) and None) as (listener, _):
