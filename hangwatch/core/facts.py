@@ -273,14 +273,15 @@ def _last_in_flight(vitals: Vitals) -> int | None:
 def _excuse(vitals: Vitals, progress_at: Instant | None) -> bool:
     """Say whether the engine's own monitor looked long after the last progress and was content.
 
-    An answer without words is as old as HTTP itself and proves only that HTTP lives.
+    An answer without the words of a monitor, a mere ``OK``, is as old as HTTP itself and proves
+    only that HTTP lives.
     """
     health, proof = vitals.health, vitals.healthy_is_proof_after
     return (
         health is not None
         and proof is not None
         and health.meaning is HealthMeaning.HEALTHY
-        and bool(health.message)
+        and bool(health.status and health.message)
         and (progress_at is None or health.at - progress_at >= proof)
     )
 

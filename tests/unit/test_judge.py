@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scripted import KEY, POLICY, beat
 
 from hangwatch.core import vitals as fold
+from hangwatch.core.endpoints import health_of_answer
 from hangwatch.core.judge import due, judge, stop_window
 from hangwatch.model.heartbeat import SignalSeen
 from hangwatch.model.identity import InstanceKey, Role
@@ -30,6 +31,7 @@ from hangwatch.model.vitals import (
     StackVital,
     Vitals,
 )
+from hangwatch.profiles.lmdeploy import PROFILE
 
 LAST = 200.0
 
@@ -45,9 +47,16 @@ def busy(last: float = LAST, *, running: int = 6, tps: float = 5000.0) -> Vitals
     return fold.beat(found, beat(last, running=running, tps=tps).beat, fresh=True)
 
 
-def health(meaning: HealthMeaning | None, at: float, message: str = "its words") -> Health:
+def health(
+    meaning: HealthMeaning | None, at: float, message: str = "its words", status: str = "healthy"
+) -> Health:
     return Health(
-        at=Instant(at), outcome=Outcome.ANSWERED, http=200, message=message, meaning=meaning
+        at=Instant(at),
+        outcome=Outcome.ANSWERED,
+        http=200,
+        status=status,
+        message=message,
+        meaning=meaning,
     )
 
 
@@ -158,6 +167,13 @@ def test_healthy_soon_after_the_last_beat_excludes_nothing():
 
 def test_healthy_without_words_proves_only_that_http_lives():
     vitals = fold.health(busy(), health(HealthMeaning.HEALTHY, LAST + 600, message=""))
+
+    assert "suspected_hang" == word(vitals, LAST + 610)
+
+
+def test_a_mere_ok_of_whoever_serves_health_hides_no_hang():
+    answer = health_of_answer(200, b"OK", PROFILE, at=Instant(LAST + 600))
+    vitals = fold.health(busy(), answer)
 
     assert "suspected_hang" == word(vitals, LAST + 610)
 
