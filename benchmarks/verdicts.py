@@ -7,6 +7,7 @@ A false alarm is any alarm, a suspicion included, of an engine in which nothing 
 counts from the instant of the stop, which lies up to ten seconds before the first missed beat.
 A median or percentile is over histories, each with its first alarm; a hang that was never found
 counts as infinitely late. An alarm that stood already when the hang began is false and finds none.
+`HANGWATCH_PROOF_ALL_DAYS` adds days, up to that number, for the set that can ask everything.
 `HANGWATCH_PROOF_DAYS` says how many instance-days are run, `HANGWATCH_PROOF_HANGS` how many
 histories for each kind of hang; `just proof-verdicts` runs as many as the docs publish.
 `python -m benchmarks.verdicts DAYS HANGS FILE.svg` draws the trade-off over `stall_after`.
@@ -44,6 +45,7 @@ from hangwatch.model.policy import Policy
 Rows: TypeAlias = list[dict[str, Any]]
 
 DAYS = float(os.environ.get("HANGWATCH_PROOF_DAYS", "60"))
+ALL_DAYS = float(os.environ.get("HANGWATCH_PROOF_ALL_DAYS", "0"))
 EACH = int(os.environ.get("HANGWATCH_PROOF_HANGS", "4"))
 SIZES = (1, 1, 2, 4, 8, 16, 32, 64)
 """Servers of a fleet."""
@@ -58,7 +60,10 @@ PLANTED_SEEDS = 1_000_000
 def measure() -> Mapping[str, Rows]:
     """Return the tables: everything by witnesses; latency by kind of hang; what looks alike."""
     with Pool(len(os.sched_getaffinity(0))) as pool:
-        honest = list(pool.imap_unordered(run, honest_plans(DAYS)))
+        plans = list(honest_plans(DAYS))
+        honest = list(pool.imap_unordered(run, plans))
+        more = list(honest_plans(ALL_DAYS))[len(plans) :]
+        honest += pool.imap_unordered(run_with_everything, more)
         planted = [
             result
             for result in pool.imap_unordered(run, planted_plans(EACH))
@@ -73,6 +78,11 @@ def measure() -> Mapping[str, Rows]:
         ),
         "Share of histories with an alarm about what only looks like a hang": alike(planted),
     }
+
+
+def run_with_everything(plan: Plan) -> Result:
+    """Run one history for those who can ask everything, and for them alone."""
+    return run(plan, {"all": WITNESSES["all"]})
 
 
 def honest_plans(days: float) -> Iterator[Plan]:
@@ -113,10 +123,11 @@ def planted_plans(each: int) -> Iterator[Plan]:
 
 def by_witness(honest: Sequence[Result], planted: Sequence[Result]) -> Rows:
     """Return one row for each set of witnesses and each baseline."""
-    days = sum(result.instance_days for result in honest)
     rows = []
     for name in honest[0].outcomes:
-        false = [len(result.outcomes[name].false) for result in honest]
+        heard = [result for result in honest if name in result.outcomes]
+        days = sum(result.instance_days for result in heard)
+        false = [len(result.outcomes[name].false) for result in heard]
         hangs = [r.outcomes[name] for r in planted if r.plan.plant in HANGS]
         found = [late for o in hangs for late in o.found]
         rows.append(
