@@ -18,8 +18,9 @@ explanations out one by one, in this order:
 6. *Idle* in spite of an accusing monitor, if what it misses is a client that does not read.
 7. *Stalled*: there is work (a) and no progress (b). With proof that the log's path lives or does
    not matter (c), or with the state of a process, GPU, stack or task (d), it is ``hung``, else a
-   suspicion. Much stands still in an idle engine, too: tasks, GPUs and switches count only where
-   work is known to be in flight *now*, by something newer than the last beat.
+   suspicion. Much stands still in an idle engine, too: GPUs and switches count only where work is
+   known to be in flight *now*, by something newer than the last beat; tasks, which are read once
+   somebody is suspected, where any is.
 8. *Mute*: a server that accepts connections and answers none is no idle one, whatever it printed.
 9. *Loading*: no beat yet, or none since a restart; unless nothing moves any more.
 10. *Blind*: nobody could look.
@@ -94,6 +95,9 @@ SETTLED_D: Final = 10.0
 
 UNUSED: Final = 2.5
 """Times the patience with a loop that is blocked while it has no work: nobody waits for it."""
+
+LONGEST_PAUSE: Final = 86_400.0
+"""Seconds beyond which a sleep is suspicious, however long those before it were."""
 
 PLANNED: Final = 900.0
 """Seconds that an update of the weights or a compilation may block a loop."""
@@ -474,7 +478,7 @@ def _pause_ends(vitals: Vitals, policy: Policy, known: Facts) -> Instant | None:
     stacks = stacks_of(vitals, known)
     if not vitals.asleep and stacks is not None and stacks.planned:
         return Instant(began_at + PLANNED)
-    return Instant(began_at + max(policy.pause_limit, 2 * vitals.longest_pause))
+    return Instant(began_at + max(policy.pause_limit, min(2 * vitals.longest_pause, LONGEST_PAUSE)))
 
 
 def _stalled_client(vitals: Vitals, known: Facts) -> Verdict | None:
