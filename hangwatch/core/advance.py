@@ -71,6 +71,7 @@ from hangwatch.model.time import Epoch, Instant
 from hangwatch.model.verdict import (
     Blind,
     Confidence,
+    Dead,
     Gone,
     Idle,
     Loading,
@@ -936,7 +937,7 @@ class _Turn:
         tracked = self._instances[key]
         before = tracked.verdict
         changed = before is None or type(before) is not type(after) or before.cause != after.cause
-        if self._only_waits(key, before, after):
+        if self._only_waits(key, before, after) or _is_retired(before, after):
             assert before is not None
             after, changed = before, False
         if before is not None and not changed:
@@ -1039,3 +1040,8 @@ def _ok_again(at: Instant) -> Ok:
         confidence=Confidence.HIGH,
         because=("beats arrive on it again",),
     )
+
+
+def _is_retired(before: Verdict | None, after: Verdict) -> bool:
+    """Say whether the dead is one that was retired: it ended once, and for no work."""
+    return isinstance(before, Gone) and isinstance(after, Dead)
