@@ -9,7 +9,8 @@ from typing import Final
 from benchmarks._histories.fleet import DAY, Fleet, Plan, Planted
 from benchmarks._histories.world import World
 from hangwatch.core import grouping
-from hangwatch.core.advance import State, advance, begin, due, remember
+from hangwatch.core.advance import advance
+from hangwatch.core.fleet import State, begin, due, remember
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, Transition
 from hangwatch.model.observation import (

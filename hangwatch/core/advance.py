@@ -8,12 +8,6 @@ they concern, judges those again, and those whose verdict was due to change, and
 verdicts into incidents and actions. It is pure: the daemon's loop, ``replay`` and the tests run the
 same function, under their own clocks.
 
-A log is not an instance. Several engines may print on one stream, and one engine on several (its
-own file, the driver's). So sources are kept by themselves, and an instance sees them through a
-view that is made when it is judged: who else printed there, since when it cannot be read, whether
-it was retired. A driver's stream in which de-duplication folds the beats of several engines into
-one line cannot show a single silent engine: while anyone beats there, all do.
-
 A driver's stream that stands still while its engines go on beating in files of their own is a dead
 log path, and no hang.
 
@@ -25,21 +19,20 @@ a task that died cannot be assigned, and is left out; sleep and restarts concern
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 from hangwatch.core import calibration, grouping, judge, starvation, vitals, witnesses
 from hangwatch.core.calibration import Calibration
 from hangwatch.core.facts import Demand, Facts
+from hangwatch.core.fleet import Source, State, Tracked, Views, log_stalled, starves_at
 from hangwatch.core.incidents import Incidents
 from hangwatch.core.naming import is_named_after
-from hangwatch.core.starvation import Idleness
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
 from hangwatch.model.identity import InstanceKey
-from hangwatch.model.incident import Incident, IncidentState, Member, Transition
-from hangwatch.model.lease import Lease
+from hangwatch.model.incident import Member, Transition
 from hangwatch.model.observation import (
     Action,
     BeatSeen,
@@ -65,17 +58,14 @@ from hangwatch.model.observation import (
     SourceUnreadable,
     StacksSeen,
 )
-from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile, Signal
-from hangwatch.model.time import Epoch, Instant
+from hangwatch.model.time import Instant
 from hangwatch.model.verdict import (
     Blind,
     Confidence,
     Dead,
     Gone,
     Idle,
-    Loading,
-    LogStalled,
     Ok,
     Verdict,
 )
@@ -88,163 +78,6 @@ _FOR_ONE: Final = frozenset({Signal.COMPLETED, Signal.ENGINE_DEAD, Signal.BEAT_L
 _COMMON: Final = frozenset({witnesses.ONE_SILENT, witnesses.LOOP_BLOCKED})
 """Causes that say only how it looks from outside; that others share it says more."""
 _INTRODUCING: Final = frozenset({Signal.STARTING, Signal.READY, Signal.SLEEP, Signal.COMPLETED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """One log.
-
-    Attributes:
-        vital: What instances see of it.
-        pid: Process that writes it, if known.
-        newest: Who printed the last beat on it.
-        other_at: Last beat of anyone but ``newest``.
-        stalled_since: Since when its engines beat elsewhere only, or ``None``.
-    """
-
-    vital: SourceVital
-    pid: int | None = None
-    newest: InstanceKey | None = None
-    other_at: Instant | None = None
-    stalled_since: Instant | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tracked:
-    """One instance.
-
-    Attributes:
-        vitals: What is known, its sources left out.
-        carried: Sources that carry it, and its own last beat on each.
-        verdict: As of the last judgement.
-        due: When that may change by itself.
-        facts: What it rested on.
-    """
-
-    vitals: Vitals
-    carried: Mapping[str, Instant | None] = field(default_factory=dict)
-    verdict: Verdict | None = None
-    due: Instant | None = None
-    facts: Facts | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cooling:
-    """When an instance was last captured."""
-
-    instance: InstanceKey
-    captured_at: Instant
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """What survives a restart of the daemon on the same boot.
-
-    Attributes:
-        incidents: All that are remembered.
-        cooling: Who was captured, and when.
-        serial: Number of the last incident.
-        leases: Announced pauses.
-        calibrations: What was learned of each engine's silences, by profile.
-        idleness: How long the whole fleet has been without work.
-    """
-
-    incidents: tuple[Incident, ...] = ()
-    cooling: tuple[Cooling, ...] = ()
-    serial: int = 0
-    leases: tuple[Lease, ...] = ()
-    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
-    idleness: Idleness = field(default_factory=Idleness)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """All that is known.
-
-    Attributes:
-        policy: The limits.
-        profiles: Engines that may be met, by name; the first is assumed where nothing says.
-        epoch: Maps instants to wall time.
-        begun_at: When we began to listen.
-        instances: Every engine seen.
-        sources: Every log followed.
-        aliases: Names under which a driver's stream calls an instance known otherwise.
-        incidents: Open ones, and the latest closed.
-        cooling: When each instance was last captured.
-        serial: Number of the last incident.
-        leases: Announced pauses, by id.
-        calibrations: What was learned of each engine's silences, by profile.
-        idleness: How long the whole fleet has been without work.
-    """
-
-    policy: Policy
-    profiles: Mapping[str, EngineProfile]
-    epoch: Epoch
-    begun_at: Instant
-    instances: Mapping[InstanceKey, Tracked] = field(default_factory=dict)
-    sources: Mapping[str, Source] = field(default_factory=dict)
-    aliases: Mapping[InstanceKey, InstanceKey] = field(default_factory=dict)
-    incidents: tuple[Incident, ...] = ()
-    cooling: Mapping[InstanceKey, Instant] = field(default_factory=dict)
-    serial: int = 0
-    leases: Mapping[str, Lease] = field(default_factory=dict)
-    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
-    idleness: Idleness = field(default_factory=Idleness)
-
-    @property
-    def verdicts(self) -> dict[InstanceKey, Verdict]:
-        """The present verdict of every instance."""
-        return {key: t.verdict for key, t in self.instances.items() if t.verdict is not None}
-
-
-def begin(
-    policy: Policy,
-    profiles: Mapping[str, EngineProfile],
-    epoch: Epoch,
-    now: Instant,
-    *,
-    memory: Memory | None = None,
-) -> State:
-    """Return the state of somebody who begins to listen at *now*.
-
-    Args:
-        policy: The limits.
-        profiles: At least one engine, by name.
-        epoch: Maps instants to wall time.
-        now: The present instant.
-        memory: What an earlier daemon of this boot remembered. A capture that it was in the
-            middle of is started anew when its members alarm again.
-    """
-    memory = memory or Memory()
-    return State(
-        policy=policy,
-        profiles=profiles,
-        epoch=epoch,
-        begun_at=now,
-        incidents=tuple(
-            replace(incident, state=IncidentState.OPEN)
-            if incident.state is IncidentState.CAPTURING
-            else incident
-            for incident in memory.incidents
-        ),
-        cooling={entry.instance: entry.captured_at for entry in memory.cooling},
-        serial=memory.serial,
-        leases={lease.id: lease for lease in memory.leases if lease.until > now},
-        calibrations=dict(memory.calibrations),
-        idleness=replace(memory.idleness, whole=False),
-    )
-
-
-def remember(state: State) -> Memory:
-    """Return what should survive a restart."""
-    return Memory(
-        incidents=state.incidents,
-        cooling=tuple(Cooling(instance=key, captured_at=at) for key, at in state.cooling.items()),
-        serial=state.serial,
-        leases=tuple(state.leases.values()),
-        calibrations=state.calibrations,
-        idleness=state.idleness,
-    )
 
 
 def advance(
@@ -261,161 +94,12 @@ def advance(
     return turn.state(), tuple(turn.actions)
 
 
-def due(state: State) -> Instant | None:
-    """Return when a verdict may next change by itself, or ``None``."""
-    moments = [t.due for t in state.instances.values() if t.due is not None]
-    starves_at = starvation.due(state.idleness, state.policy)
-    if starves_at is not None and _job_lives(state.instances, state.policy):
-        moments.append(starves_at)
-    return min(moments, default=None)
-
-
-def _job_lives(instances: Mapping[InstanceKey, Tracked], policy: Policy) -> bool:
-    processes = (p for tracked in instances.values() for p in tracked.vitals.processes)
-    return starvation.job_lives(processes, policy)
-
-
-def overall(state: State, now: Instant) -> Verdict:
-    """Return the verdict of the whole: the strongest, with the log paths' own taken in."""
-    stalled = [
-        _log_stalled(name, source.stalled_since)
-        for name, source in state.sources.items()
-        if source.stalled_since is not None
-    ]
-    verdicts = [
-        grouping.ascribed(t.verdict, key.name) if len(state.instances) > 1 else t.verdict
-        for key, t in state.instances.items()
-        if t.verdict is not None
-    ]
-    strongest = grouping.strongest((*verdicts, *stalled))
-    if strongest is not None:
-        return strongest
-    if any(source.vital.grew_at is not None for source in state.sources.values()):
-        return Ok(
-            since=state.begun_at,
-            cause="not-a-hang:no-heartbeat-configured",
-            confidence=Confidence.MEDIUM,
-            because=("no heartbeat was ever seen in these logs: it may be switched off",),
-        )
-    return Loading(
-        since=min(state.begun_at, now),
-        cause="not-a-hang:startup",
-        confidence=Confidence.LOW,
-        because=("no heartbeat has come yet",),
-    )
-
-
-def view(state: State, key: InstanceKey, now: Instant | None = None) -> Vitals:
-    """Return the vitals of an instance, its logs taken in: what ``judge`` reads.
-
-    Args:
-        state: All that is known.
-        key: Whose.
-        now: The present instant; without it, logs beside its own are always looked at.
-    """
-    tracked = _calibrated(state.instances[key], state.calibrations, state.policy)
-    newest = _newest_by_folder(state.sources)
-    return _view(tracked, state.sources, newest, _last_to_end(state.leases), now)
-
-
-def _calibrated(
-    tracked: Tracked, calibrations: Mapping[str, Calibration], policy: Policy
-) -> Tracked:
-    last = tracked.vitals.last
-    known = calibrations.get(last.profile) if last is not None else None
-    if known is None or not policy.calibrate:
-        return tracked
-    patience = calibration.patience(known, policy.stall_after)
-    if tracked.vitals.patience == patience:
-        return tracked
-    return replace(tracked, vitals=replace(tracked.vitals, patience=patience))
-
-
-def _last_to_end(leases: Mapping[str, Lease]) -> Lease | None:
-    return max(leases.values(), key=lambda lease: lease.until, default=None)
-
-
-def _view(
-    tracked: Tracked,
-    sources: Mapping[str, Source],
-    newest: Mapping[str, Sequence[tuple[Instant, str]]],
-    lease: Lease | None,
-    now: Instant | None,
-) -> Vitals:
-    known = [sources[name] for name in tracked.carried if name in sources]
-    # Its own file shows it alone; a merged stream counts only where there is nothing better.
-    alone = any(not s.vital.merged and s.vital.retired_at is None for s in known)
-    beaten = [
-        source.other_at if source.newest == tracked.vitals.instance else source.vital.last_line_at
-        for source in known
-        if not source.vital.merged
-    ]
-    missing_at = tracked.facts.missing_at if tracked.facts is not None else None
-    if now is None or missing_at is None or now >= missing_at:
-        beaten += _beside(known, newest)
-    siblings = [at for at in beaten if at is not None]
-    return replace(
-        tracked.vitals,
-        sources=tuple(
-            replace(source.vital, merged=False) if source.vital.merged and alone else source.vital
-            for source in known
-        ),
-        siblings_at=max(siblings, default=None),
-        lease=lease,
-    )
-
-
-def _beside(
-    known: Iterable[Source], newest: Mapping[str, Sequence[tuple[Instant, str]]]
-) -> list[Instant]:
-    """Return the last beats on logs beside these.
-
-    Engines write their own files by themselves: what can fail on the way is the filesystem, and
-    files in one folder share it.
-    """
-    folders = {_folder(s.vital.name) for s in known if not s.vital.relayed}
-    mine = {s.vital.name for s in known}
-    beaten = (
-        next((at for at, name in newest.get(folder, ()) if name not in mine), None)
-        for folder in folders
-    )
-    return [at for at in beaten if at is not None]
-
-
-def _newest_by_folder(sources: Mapping[str, Source]) -> dict[str, list[tuple[Instant, str]]]:
-    """Return for each folder the last beats on the files in it, with their names, newest first."""
-    found: dict[str, list[tuple[Instant, str]]] = {}
-    for name, source in sources.items():
-        at = source.vital.last_line_at
-        if at is not None and not source.vital.relayed:
-            found.setdefault(_folder(name), []).append((at, name))
-    for beaten in found.values():
-        beaten.sort(reverse=True)
-    return found
-
-
-def _folder(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
 def _prints_on(key: InstanceKey, writer: int | None) -> bool:
     """Say whether an engine prints on a log of that writer, as far as pids tell.
 
     A nameless engine is the only one there is: all logs are its own.
     """
     return key == InstanceKey() or (writer is not None and (key.host, key.pid) == ("", writer))
-
-
-def _log_stalled(name: str, since: Instant) -> LogStalled:
-    return LogStalled(
-        since=since,
-        cause="not-a-hang:log-pipeline",
-        confidence=Confidence.HIGH,
-        because=(
-            f"{name} stands still while its engines go on beating in logs of their own",
-            "the path of that log is broken; the engines are not",
-        ),
-    )
 
 
 class _Turn:
@@ -605,7 +289,7 @@ class _Turn:
             self._learn(tracked, beat)
             self._record_stall(key, tracked, beat)
         name = beat.source
-        source = self._sources.get(name) or Source(vital=SourceVital(name=name))
+        source = self._source(name)
         vital = source.vital
         other_at = source.other_at if source.newest == key else vital.last_line_at
         stalled = source.stalled_since
@@ -623,7 +307,7 @@ class _Turn:
             stalled_since=None,
         )
         if stalled is not None:
-            self._report_source(name, _log_stalled(name, stalled), _ok_again(beat.at))
+            self._report_source(name, log_stalled(name, stalled), _ok_again(beat.at))
         carried = tracked.carried
         if carried.get(name) != beat.at:
             carried = {**carried, name: beat.at}
@@ -730,7 +414,7 @@ class _Turn:
             last = vital.last_line_at
             if shared and last is not None and beat.at >= last + policy.missed_beats * interval:
                 self._sources[other] = replace(source, stalled_since=last)
-                self._report_source(other, None, _log_stalled(other, last))
+                self._report_source(other, None, log_stalled(other, last))
 
     def _report_source(self, name: str, before: Verdict | None, after: Verdict) -> None:
         """A log speaks for itself: its transition carries its name as the label."""
@@ -798,16 +482,13 @@ class _Turn:
             or (tracked.due is not None and tracked.due <= now)
             or (self._seen_anything and grouping.is_alarm(tracked.verdict))
         ]
-        examined = {key: judge.examine(self._view(key), self._state.policy, now) for key in keys}
+        examined = {
+            key: judge.examine(self._views.of(self._instances[key], now), self._state.policy, now)
+            for key in keys
+        }
         for key, result in examined.items():
             tracked = self._instances[key]
-            self._instances[key] = Tracked(
-                vitals=tracked.vitals,
-                carried=tracked.carried,
-                verdict=tracked.verdict,
-                due=result.due,
-                facts=result.facts,
-            )
+            self._instances[key] = replace(tracked, due=result.due, facts=result.facts)
         for key, result in examined.items():
             self._settle(key, self._in_company(key, result))
         if self.actions or self._idleness.since is not None:
@@ -826,16 +507,12 @@ class _Turn:
         )
         if before.told and not self._idleness.told:
             self._incidents.end_notices()
-        starves_at = starvation.due(self._idleness, self._state.policy)
-        if (
-            starves_at is not None
-            and self._now >= starves_at
-            and _job_lives(self._instances, self._state.policy)
-        ):
+        due_at = starves_at(self._idleness, self._instances, self._state.policy)
+        if due_at is not None and self._now >= due_at:
             self._idleness = replace(self._idleness, told=True)
-            self._give_notice(starves_at)
+            self._give_notice(due_at)
 
-    def _give_notice(self, starves_at: Instant) -> None:
+    def _give_notice(self, due_at: Instant) -> None:
         present = {
             key: tracked.verdict
             for key, tracked in self._instances.items()
@@ -859,7 +536,7 @@ class _Turn:
                 cause=starvation.STARVED,
                 confidence=Confidence.MEDIUM,
                 because=(
-                    f"no engine has had work for {starves_at - since:.0f} s: {len(present)} idle",
+                    f"no engine has had work for {due_at - since:.0f} s: {len(present)} idle",
                     "the job that should bring some lives",
                 ),
             ),
@@ -869,19 +546,11 @@ class _Turn:
         told = "every engine is without work, while the job that should bring some lives"
         return replace(verdict, cause=starvation.STARVED, because=(*verdict.because, told))
 
-    def _view(self, key: InstanceKey) -> Vitals:
-        tracked = _calibrated(self._instances[key], self._calibrations, self._state.policy)
-        return _view(tracked, self._sources, self._newest, self._lease, self._now)
-
     # Once every observation is folded in, these stand.
 
     @cached_property
-    def _newest(self) -> Mapping[str, Sequence[tuple[Instant, str]]]:
-        return _newest_by_folder(self._sources)
-
-    @cached_property
-    def _lease(self) -> Lease | None:
-        return _last_to_end(self._leases)
+    def _views(self) -> Views:
+        return Views(self.state())
 
     @cached_property
     def _stopped(self) -> Mapping[InstanceKey, Instant]:
@@ -972,7 +641,7 @@ class _Turn:
         member = Member(
             instance=key,
             verdict=verdict,
-            window=judge.stop_window(self._view(key), policy),
+            window=judge.stop_window(self._views.of(self._instances[key], self._now), policy),
             last_beat_at=value.last.at if value.last else None,
         )
         self._incidents.alarm(

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from hangwatch.core import grouping, judge
-from hangwatch.core.advance import advance, begin, overall, view
+from hangwatch.core.advance import advance
+from hangwatch.core.fleet import begin, overall, view
 from hangwatch.model.capture import CaptureRequest
 from hangwatch.model.dossier import InstanceRecord
 from hangwatch.model.heartbeat import Heartbeat

@@ -13,7 +13,8 @@ from heapq import merge
 from typing import Final
 
 from hangwatch.core import grouping, judge, parsing
-from hangwatch.core.advance import State, advance, begin, due, overall, view
+from hangwatch.core.advance import advance
+from hangwatch.core.fleet import State, begin, due, overall, view
 from hangwatch.core.naming import Names
 from hangwatch.model.dossier import Citation, InstanceRecord
 from hangwatch.model.heartbeat import Heartbeat, Line

@@ -27,9 +27,10 @@ from heapq import nlargest
 from typing import Final
 
 from hangwatch.core import calibration, grouping
-from hangwatch.core.advance import State, advance, begin, due
+from hangwatch.core.advance import advance
 from hangwatch.core.calibration import Calibration
 from hangwatch.core.facts import Demand
+from hangwatch.core.fleet import State, begin, due
 from hangwatch.core.replay import batches
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Transition

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Final, Protocol
 
-from hangwatch.core.advance import State, advance, due
+from hangwatch.core.advance import advance
+from hangwatch.core.fleet import State, due
 from hangwatch.daemon.children import Wire
 from hangwatch.model.observation import Action, LoopPaused, Observation
 from hangwatch.model.policy import Policy
@@ -73,7 +74,7 @@ class Loop:
         """Begin with *state*.
 
         Args:
-            state: From ``core.advance.begin``, or remembered.
+            state: From ``core.fleet.begin``, or remembered.
             clock: Ours.
             policy: The limits.
             senses: What it sees with.

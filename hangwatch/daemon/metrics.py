@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hangwatch import __version__
-from hangwatch.core import advance
+from hangwatch.core import fleet
 from hangwatch.core.plain import printable
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident
@@ -91,7 +91,7 @@ class Metrics:
         self._captures[result] += 1
 
     def publish(
-        self, state: advance.State, *, children_lost: int, loop_pauses: int, leases: int
+        self, state: fleet.State, *, children_lost: int, loop_pauses: int, leases: int
     ) -> None:
         """Tell this from now on."""
         self._snapshot = Snapshot(
@@ -120,7 +120,7 @@ class Metrics:
         return Answer(body=f"the loop has not turned for {idle:.0f} s\n".encode(), status=503)
 
 
-def _last_beats(state: advance.State) -> dict[str, Instant]:
+def _last_beats(state: fleet.State) -> dict[str, Instant]:
     """Return when each instance beat last, by a name that says nothing of a host.
 
     Those that share a name are told apart by their labels of themselves; those that share that,

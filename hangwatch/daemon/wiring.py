@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hangwatch import registry
-from hangwatch.core import advance, layout
+from hangwatch.core import fleet, layout
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.core.facts import Demand
 from hangwatch.daemon.followers import Followers
@@ -207,7 +207,7 @@ class Watch:
 
     def _build(self, state: StateDirectory) -> None:
         epoch = self._clock.epoch()
-        known = advance.begin(
+        known = fleet.begin(
             self._policy,
             self._profiles,
             epoch,
@@ -353,7 +353,7 @@ class Watch:
             self._responder.stop()
         return not self._responder.busy
 
-    def _settled(self, state: advance.State) -> None:
+    def _settled(self, state: fleet.State) -> None:
         now = self._clock.now()
         closer = {key for key, of in state.instances.items() if deserves_a_closer_look(of, now)}
         self._probes.look_closer(closer)
@@ -365,7 +365,7 @@ class Watch:
     def _save(self) -> None:
         assert self.loop is not None
         self._saved_at, self._save_soon = self._clock.now(), False
-        memory = advance.remember(self.loop.state)
+        memory = fleet.remember(self.loop.state)
         try:
             self._state.save("offsets", self._followers.offsets)
             self._state.save(
@@ -668,7 +668,7 @@ class Watch:
         self.stop()
 
 
-def deserves_a_closer_look(tracked: advance.Tracked, now: Instant) -> bool:
+def deserves_a_closer_look(tracked: fleet.Tracked, now: Instant) -> bool:
     """Say whether a beat of an instance is missing that may have work."""
     known = tracked.facts
     return (
@@ -681,7 +681,7 @@ def deserves_a_closer_look(tracked: advance.Tracked, now: Instant) -> bool:
     )
 
 
-def may_grow(incident: Incident, state: advance.State, now: Instant) -> bool:
+def may_grow(incident: Incident, state: fleet.State, now: Instant) -> bool:
     """Say whether an instance misses a beat that is not a member yet.
 
     Beats of instances that stop together are spread over an interval, and so are their alarms.
@@ -699,7 +699,7 @@ def may_grow(incident: Incident, state: advance.State, now: Instant) -> bool:
 
 def recall(
     state: StateDirectory, epoch: Epoch, *, output: Path, observe_only: bool
-) -> advance.Memory | None:
+) -> fleet.Memory | None:
     """Return what an earlier daemon of this boot remembered, or ``None``.
 
     A bundle may lie there of which it never heard, because it was killed in that moment: that
@@ -708,7 +708,7 @@ def recall(
     saved = state.load("memory")
     try:
         then: Epoch = from_plain(Epoch, saved.get("epoch"))
-        memory: advance.Memory = from_plain(advance.Memory, saved.get("memory"))
+        memory: fleet.Memory = from_plain(fleet.Memory, saved.get("memory"))
     except CodecError:
         return None
     if then.boot_id != epoch.boot_id:

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from running import Hangwatch, wait_for
 from test_watch import ALARMED, beating, fleet, watch
 
-from hangwatch.core.advance import State, advance, begin
+from hangwatch.core.advance import advance
+from hangwatch.core.fleet import State, begin
 from hangwatch.daemon.metrics import Metrics
 from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import InstanceKey

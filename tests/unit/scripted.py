@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import merge
 
-from hangwatch.core.advance import State, advance, begin, due
+from hangwatch.core.advance import advance
+from hangwatch.core.fleet import State, begin, due
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Transition

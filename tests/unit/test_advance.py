@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import HOUR, KEY, POLICY, PROFILES, Run, beat, beats, key, line
 
-from hangwatch.core.advance import Memory, advance, begin, due, overall, remember
+from hangwatch.core.advance import advance
 from hangwatch.core.codec import from_plain, to_plain
+from hangwatch.core.fleet import Memory, begin, due, overall, remember
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import IncidentState
 from hangwatch.model.lease import Lease

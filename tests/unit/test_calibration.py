@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scripted import HOUR, KEY, POLICY, Run, beat, beats
 
 from hangwatch.core import calibration
-from hangwatch.core.advance import begin, remember
 from hangwatch.core.calibration import ENOUGH, WINDOW, Calibration
+from hangwatch.core.fleet import begin, remember
 from hangwatch.model.policy import Policy
 from hangwatch.model.time import Instant
 from hangwatch.profiles.lmdeploy import PROFILE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hangwatch.core import advance
+from hangwatch.core import fleet
 from hangwatch.daemon.loop import Loop
 from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import InstanceKey
@@ -90,7 +90,7 @@ def play(
     done: list[tuple[float, Action]] = []
     senses = Script(clock, events, **script)  # type: ignore[arg-type]
     loop = Loop(
-        advance.begin(limits, {PROFILE.name: PROFILE}, clock.epoch(), clock.now()),
+        fleet.begin(limits, {PROFILE.name: PROFILE}, clock.epoch(), clock.now()),
         clock=clock,
         policy=limits,
         senses=senses,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from scripted import HOUR, POLICY, Run, beat, beats, key
 
-from hangwatch.core.advance import begin, remember
+from hangwatch.core.fleet import begin, remember
 from hangwatch.model.identity import Role
 from hangwatch.model.incident import IncidentState
 from hangwatch.model.observation import (
