@@ -229,6 +229,7 @@ def _perform(folder: Path, output: Path, fault: str, servers: int, show: Show) -
                 "output": str(output),
                 "state": str(folder / "state"),
                 "heartbeat_interval": INTERVAL,
+                "probe_interval": INTERVAL,
                 "stall_after": STALL_AFTER,
             },
             environment={},

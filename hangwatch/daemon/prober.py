@@ -2,10 +2,10 @@
 
 ``python -m hangwatch.daemon.prober`` talks with the daemon:
 
-- in ``{"kind": "watch", "profiles": [EngineProfile…], "interval": S | null, "key_file": PATH,
-  "instances": [{"instance": InstanceKey, "pid": N, "profile": NAME}…]}``: from now on these, and no
-  others; each has one of the profiles, and ``interval``, where given, goes before what they say;
-  the file, where one is named, holds API keys;
+- in ``{"kind": "watch", "profiles": [EngineProfile…], "interval": S | null, "period": S,
+  "key_file": PATH, "instances": [{"instance": InstanceKey, "pid": N, "profile": NAME}…]}``: from
+  now on these, and no others; each has one of the profiles, and ``interval`` between beats, where
+  given, goes before what they say; the file, where one is named, holds API keys;
 - in ``{"kind": "closer", "instances": [InstanceKey…]}``: the threads and connections of these, and
   no others, are looked at as well, because a beat is missing;
 - out ``{"kind": "observations", "items": [HealthSeen | CountersSeen | ProcessesSeen…]}``;
@@ -19,11 +19,11 @@ The main thread does only what never waits: it looks at files that cannot block,
 are all on their way at once, so that a server that hangs delays nobody else. The search for
 processes reads command lines, which may wait for a target, and has a thread of its own.
 
-It asks with GET alone, the paths of the profile alone, each endpoint at most once in ten seconds
-(unless told another interval), and only a socket that the server itself listens on. A server may
-listen on several, of which one speaks HTTP: until one has answered as a health endpoint does, all
-are tried, the one that the command line names first. Sockets of the engine process are never
-touched: LMDeploy's takes pickles from anybody.
+It asks with GET alone, the paths of the profile alone, each endpoint at most once a period however
+often the engine beats, and only a socket that the server itself listens on. A server may listen on
+several, of which one speaks HTTP: until one has answered as a health endpoint does, all are tried,
+the one that the command line names first. Sockets of the engine process are never touched:
+LMDeploy's takes pickles from anybody.
 
 API keys go to those sockets alone, to ``/health`` only once it has refused to answer without one,
 and never anywhere else: what a server echoes of them is masked before it is looked at.
@@ -64,9 +64,6 @@ SLEEPING_TIMEOUT: Final = 3.0
 
 MAX_WORDS: Final = 1 << 16
 """Bytes of what a health endpoint says; the metrics have ``http.MAX_BODY``."""
-
-MIN_PERIOD: Final = 10.0
-"""Seconds between two requests at one endpoint, unless the user sets another interval."""
 
 MAX_ON_THE_WAY: Final = 256
 """Requests at a time: two for each of a hundred mute servers, and a descriptor each."""
@@ -318,15 +315,14 @@ class Prober:
         servers = {}
         for pid, own in keys.items():
             profile = profiles[pid]
-            given = message["interval"]
             server = self._servers.get(pid)
             if server is None or (server.keys, server.profile) != (tuple(own), profile):
                 server = Server(
                     pid=pid,
                     keys=tuple(own),
                     profile=profile,
-                    interval=float(given or profile.interval),
-                    period=max(1.0, float(given or max(MIN_PERIOD, profile.interval))),
+                    interval=float(message["interval"] or profile.interval),
+                    period=float(message["period"]),
                 )
                 self._search_at, self._search_pause = 0.0, 1.0
             servers[pid] = server

@@ -102,6 +102,7 @@ class Probes(OneChild):
             "kind": "watch",
             "profiles": to_plain(tuple(self._profiles.values())),
             "interval": self._policy.heartbeat_interval,
+            "period": self._policy.probe_interval,
             "key_file": self._key_file,
             "instances": [
                 {"instance": to_plain(instance), "pid": pid, "profile": profile}

@@ -78,6 +78,10 @@ class Settings(BaseModel):
     """Time after a capture in which the same instances start no new one."""
     poll_interval: Seconds = _DEFAULT.poll_interval
     """Time between two looks of the loop."""
+    probe_interval: Annotated[
+        float, Field(ge=1, allow_inf_nan=False, title="a number of seconds from 1 on")
+    ] = _DEFAULT.probe_interval
+    """Time between two requests at one endpoint of a server, captures aside."""
     sample_gap: Seconds = _DEFAULT.sample_gap
     """Pause between the two samples of a capture."""
     api_key_file: Path | None = Field(None, title="a file with API keys, one a line")

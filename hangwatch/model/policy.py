@@ -20,6 +20,7 @@ class Policy:
         loop_gap: A pause in our own loop longer than this does not count as listening.
         cool_down: Time after a capture in which the same instances start no new one.
         poll_interval: Time between two looks of the loop.
+        probe_interval: Time between two requests at one endpoint of a server, captures aside.
         sample_gap: Pause between the two samples of stage A.
         pause_limit: A sleep that lasts longer is suspicious itself. Longer than XTuner waits for a
             rollout (5 h, ROLLOUT_RAY_GET_TIMEOUT in its rl/rollout/worker.py).
@@ -38,6 +39,7 @@ class Policy:
     loop_gap: float = 3.0
     cool_down: float = 600.0
     poll_interval: float = 1.0
+    probe_interval: float = 10.0
     sample_gap: float = 5.0
     pause_limit: float = 21_600.0
     lease_limit: float = 7200.0

@@ -52,20 +52,21 @@ def kill(pid: int) -> None:
 
 
 class Hangwatch:
-    """A running ``hangwatch`` whose standard output is JSON lines.
+    """A running ``hangwatch`` whose standard output is JSON lines; it asks servers every second.
 
     Attributes:
         events: What it said so far.
     """
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        quick = {"HANGWATCH_PROBE_INTERVAL": "1"}
         clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGWATCH_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hangwatch", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=clean | (environment or {}),
+            env=clean | quick | (environment or {}),
         )
         self.events: list[dict[str, Any]] = []
         self._unread = b""

@@ -24,7 +24,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """``hangwatch`` in the foreground of a terminal of its own.
+    """``hangwatch`` in the foreground of a terminal of its own; it asks servers every second.
 
     Attributes:
         written: All that came to the screen so far.
@@ -44,13 +44,14 @@ class Terminal:
         self.resize(width, height)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGWATCH_")}
         clean.pop("NO_COLOR", None)
+        fixed = {"TERM": "xterm-256color", "PYTHONUTF8": "1", "HANGWATCH_PROBE_INTERVAL": "1"}
         self.process = subprocess.Popen(
             [sys.executable, str(JOB), "-m", "hangwatch", *arguments],
             stdin=slave,
             stdout=slave if stdout is None else stdout,
             stderr=slave,
             start_new_session=True,
-            env=clean | {"TERM": "xterm-256color", "PYTHONUTF8": "1"} | (environment or {}),
+            env=clean | fixed | (environment or {}),
         )
         os.close(slave)
         os.set_blocking(self._end, False)

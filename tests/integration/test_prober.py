@@ -27,6 +27,7 @@ from hangwatch.lab.launch import Fleet
 from hangwatch.model.capture import Target
 from hangwatch.model.identity import InstanceKey, ProcessId, Role
 from hangwatch.model.observation import CountersSeen, HealthSeen, ProcessesSeen
+from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile, HealthMeaning
 from hangwatch.model.time import Instant
 from hangwatch.model.vitals import Counters, Outcome, ProcessVital
@@ -52,7 +53,7 @@ class Talk:
     def watch(
         self,
         *servers: tuple[InstanceKey, int],
-        interval: float | None = 1.0,
+        period: float = 1.0,
         profile: EngineProfile = PROFILE,
         key_file: Path | str = "",
     ) -> None:
@@ -60,7 +61,8 @@ class Talk:
             {
                 "kind": "watch",
                 "profiles": to_plain((profile,)),
-                "interval": interval,
+                "interval": 1.0,
+                "period": period,
                 "key_file": str(key_file),
                 "instances": [
                     {"instance": to_plain(key), "pid": pid, "profile": profile.name}
@@ -189,7 +191,7 @@ def test_a_healthy_server_is_found_asked_and_looked_at(tmp_path, talk):
 
 def test_each_endpoint_is_asked_once_a_period_at_most_and_only_with_get(tmp_path, talk):
     with launch.Server(tmp_path, interval=0.5) as server:
-        talk.watch((key_of(server), server.pid), interval=1.0)
+        talk.watch((key_of(server), server.pid), period=1.0)
         began = time.monotonic()
         for _ in range(4):
             talk.counters(key_of(server))
@@ -566,7 +568,7 @@ def test_mute_and_dripping_endpoints_delay_nobody_and_cost_no_thread(tmp_path, t
         keys = {
             pid: [InstanceKey(pid=pid, tag=f"DP{i}") for i in range(15)] for pid in servers.pids
         }
-        talk.watch(*((key, pid) for pid, own in keys.items() for key in own), interval=1.0)
+        talk.watch(*((key, pid) for pid, own in keys.items() for key in own), period=1.0)
         silent, healthy = keys[servers.pids[9]][14], [keys[pid][0] for pid in servers.pids[10:]]
         talk.until(
             lambda o: (
@@ -594,14 +596,13 @@ def test_mute_and_dripping_endpoints_delay_nobody_and_cost_no_thread(tmp_path, t
     assert ["/health"] == waiting  # one lies in its queue, and no second one
 
 
-def test_without_an_interval_of_the_user_an_endpoint_is_asked_every_ten_seconds_at_most(
+def test_however_often_an_engine_beats_an_endpoint_is_asked_every_ten_seconds_at_most(
     tmp_path, talk
 ):
-    profile = replace(PROFILE, interval=1.0)
     with played(tmp_path, {"/health": HEALTHY, "/metrics": METRICS}) as servers:
         (pid,) = servers.pids
         key = InstanceKey(pid=pid)
-        talk.watch((key, pid), interval=None, profile=profile)
+        talk.watch((key, pid), period=Policy().probe_interval)
         talk.health(key, HealthMeaning.HEALTHY)
         talk.health(key, HealthMeaning.HEALTHY)
         times = [request.at for request in servers.asked(pid) if request.path == "/health"]
