@@ -444,5 +444,6 @@ def _vital(target: Target, row: Mapping[str, Any], at: Instant) -> ProcessVital:
         wchan=str(row.get("wchan", "")),
         cpu_pct=row.get("cpu_pct"),
         vol_ctxt_per_s=row.get("vol_ctxt_per_s"),
+        switches_per_s=row.get("switches_per_s"),
         needed=target.role in NEEDED,
     )

@@ -32,9 +32,11 @@ def who(target: Target, why: str) -> dict[str, Any]:
 
 
 def rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, float]:
-    """Return ``cpu_pct`` and ``vol_ctxt_per_s`` between two rows of one process, where both say.
+    """Return what a process did a second between two rows of it, as far as both say.
 
-    A thread that ended takes its context switches with it, so that a sum may shrink: that is 0.
+    ``vol_ctxt_per_s`` and ``switches_per_s`` both count all its threads. A thread that ended takes
+    its context switches with it, so that the sum may shrink: that is 0 for the first, and the
+    second, which is a witness, is left out where there are fewer threads than before.
     """
     elapsed = _grown("monotonic", before, now)
     if elapsed is None or elapsed <= 0:
@@ -43,6 +45,9 @@ def rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, float]
         "cpu_pct": (100, _grown("cpu_seconds", before, now)),
         "vol_ctxt_per_s": (1, _grown("vol_ctxt", before, now)),
     }
+    threads = _grown("threads", before, now)
+    if threads is not None and threads >= 0:
+        grown["switches_per_s"] = grown["vol_ctxt_per_s"]
     return {
         name: round(max(0.0, factor * much / elapsed), 1)
         for name, (factor, much) in grown.items()

@@ -283,7 +283,7 @@ def test_a_document_becomes_loose_evidence():
 def test_the_second_sample_has_rates():
     (row,) = json.loads(unpack(packed(), (LMDEPLOY,)).files["procs2.json"])
 
-    assert (10.0, 1.0) == (row["cpu_pct"], row["vol_ctxt_per_s"])
+    assert (10.0, 1.0, 1.0) == (row["cpu_pct"], row["vol_ctxt_per_s"], row["switches_per_s"])
     assert ({"D": 1}, 1) == (row["thread_states"], row["threads"])
 
 
