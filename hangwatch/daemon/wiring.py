@@ -77,7 +77,7 @@ from hangwatch.model.time import Epoch, Instant
 from hangwatch.model.verdict import ALARMS, Dead, Gone, Idle, Paused, StopWindow
 from hangwatch.system import leasing
 from hangwatch.system.clock import SystemClock
-from hangwatch.system.keys import KeyFile
+from hangwatch.system.keys import KeyFile, StalledError
 from hangwatch.system.logs import log
 from hangwatch.system.notify import Notifier
 
@@ -128,7 +128,7 @@ class Watch:
             ConfigError: There is no such profile, or the API keys cannot be read.
         """
         if problem := check_keys(resolved.settings.api_key_file):
-            log.warning("hangwatch.api_keys_exposed", problem=problem)
+            log.warning("hangwatch.api_keys_checked", problem=problem)
         self.loop: Loop | None = None
         self._resolved = resolved
         self._settings = resolved.settings
@@ -758,10 +758,16 @@ def check_output(folder: Path) -> None:
 def check_keys(file: Path | None) -> str:
     """Make sure that the API keys can be read, where there is a file; say who else can read them.
 
+    A volume that has stalled is told, and no reason to watch nothing: they are read again later.
+
     Raises:
         ConfigError: They cannot.
     """
     if file is None:
         return ""
-    KeyFile(file).read()
-    return KeyFile(file).exposed
+    keys = KeyFile(file)
+    try:
+        keys.read()
+        return keys.exposed()
+    except StalledError as error:
+        return str(error)

@@ -2,6 +2,8 @@
 
 The file has one key a line. A folder is a mounted Kubernetes Secret: each file in it holds keys;
 names that begin with a dot are the machinery of the mount. An error never quotes what was read.
+
+Nobody waits long for a volume that has stalled: a thread reads, and may be left behind.
 """
 
 from __future__ import annotations
@@ -9,18 +11,29 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from hangwatch.errors import ConfigError
 
 MAX_SIZE: Final = 1 << 16
 """Bytes of a file with keys."""
 
+PATIENCE: Final = 3.0
+"""Seconds that a look at the file may take."""
+
 MASK: Final = b"[redacted]"
 
 _KEY: Final = re.compile(r"[\x21-\x7e]+")
+
+T = TypeVar("T")
+
+
+class StalledError(ConfigError):
+    """The volume that the keys lie on does not answer; it may do so later."""
 
 
 class KeyFile:
@@ -31,13 +44,48 @@ class KeyFile:
         self._path = Path(path)
         self._seen: object = None
         self._keys: tuple[str, ...] = ()
+        self._held: threading.Thread | None = None
 
     def read(self) -> tuple[str, ...]:
-        """Return its keys, in order; can block for as long as its file system does.
+        """Return its keys, in order; takes ``PATIENCE`` seconds at most.
 
         Raises:
+            StalledError: Its volume does not answer.
             ConfigError: It cannot be read, or there is no key in it, or something that is none.
         """
+        return self._within_patience(self._read)
+
+    def exposed(self) -> str:
+        """Return what is wrong with its mode: ``""`` unless everybody here can read it.
+
+        Raises:
+            StalledError: Its volume does not answer.
+        """
+        return self._within_patience(self._exposed)
+
+    def _within_patience(self, look: Callable[[], T]) -> T:
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(look())
+            except ConfigError as error:
+                answer.set_exception(error)
+
+        # A thread that the kernel holds is not joined by another one.
+        if self._held is None or not self._held.is_alive():
+            thread = threading.Thread(target=run, name="hangwatch-keys", daemon=True)
+            thread.start()
+            try:
+                return answer.result(PATIENCE)
+            except TimeoutError:
+                self._held = thread
+        raise StalledError(
+            f"cannot read the API keys in {self._path}: its volume does not answer; "
+            "check --api-key-file"
+        )
+
+    def _read(self) -> tuple[str, ...]:
         try:
             files = self._files()
             state = [(file, _state(file)) for file in files]
@@ -52,9 +100,7 @@ class KeyFile:
             raise ConfigError(f"there is no API key in {self._path}: write one on a line")
         return self._keys
 
-    @property
-    def exposed(self) -> str:
-        """What is wrong with its mode: ``""`` unless everybody on the machine can read it."""
+    def _exposed(self) -> str:
         try:
             files = self._files()
             open_to_all = [file for file in files if file.stat().st_mode & stat.S_IROTH]

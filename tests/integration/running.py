@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -58,11 +58,17 @@ class Hangwatch:
         events: What it said so far.
     """
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        under: Sequence[str] = (),
+    ) -> None:
+        """Start it, as an argument of the command *under* where one is given."""
         quick = {"HANGWATCH_PROBE_INTERVAL": "1"}
         clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGWATCH_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "hangwatch", *arguments],
+            [*under, sys.executable, "-m", "hangwatch", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from played import HEALTHY, METRICS, played
 from running import Hangwatch, wait_for
+from stalls import needs_stalls, stalled
 
 from hangwatch.capture.rooms import StepRoom
 from hangwatch.collectors.endpoints import COLLECTOR
@@ -93,7 +94,7 @@ def test_a_file_that_everybody_can_read_is_told(tmp_path, mode, exposed):
     file = written(tmp_path, "one")
     file.chmod(mode)
 
-    assert exposed == ("chmod 600" in KeyFile(file).exposed)
+    assert exposed == ("chmod 600" in KeyFile(file).exposed())
 
 
 def test_an_echo_is_masked_within_json_too():
@@ -167,6 +168,62 @@ def test_a_capture_that_is_refused_says_so_with_the_remedy(tmp_path, keys):
     assert FailureKind.NOT_PERMITTED is caught.value.failure.kind
     assert "--api-key-file" in caught.value.failure.hint
     assert list((tmp_path / "room").rglob("health.json"))
+
+
+# --- on a volume that stalls
+
+
+@needs_stalls
+@pytest.mark.slow
+def test_a_volume_that_stalls_under_the_keys_costs_neither_the_watch_nor_the_bundle(tmp_path):
+    volume, folder = tmp_path / "volume", tmp_path / "keys"
+    for each in (volume, tmp_path / "sound"):
+        each.mkdir()
+    folder.symlink_to(tmp_path / "sound")
+    written(folder, SECRET)
+    with (
+        Server(tmp_path, "--fault", "blocked-call") as server,
+        Hangwatch(
+            *("watch", "--json", "--log-format", "json", "--log", str(server.log)),
+            *("--heartbeat-interval", "1", "--stall-after", "6"),
+            *("--api-key-file", str(folder / "keys")),
+            *("--output", str(tmp_path / "out"), "--state", str(tmp_path / "state")),
+            environment={"HANGWATCH_SAMPLE_GAP": "1"},
+            under=stalled(volume),
+        ) as daemon,
+    ):
+        daemon.wait("transition", after="ok")
+        folder.unlink()
+        folder.symlink_to(volume)
+        server.start_fault()
+        server.truth()
+        bundle = daemon.wait("bundle")
+
+        assert 0 == daemon.end()
+
+    assert "hung" == bundle["verdict"]
+
+
+@needs_stalls
+@pytest.mark.slow
+def test_a_daemon_that_begins_while_the_keys_cannot_be_read_watches_and_says_so(tmp_path):
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    with (
+        Server(tmp_path) as server,
+        Hangwatch(
+            *("watch", "--json", "--log-format", "json", "--log", str(server.log)),
+            *("--heartbeat-interval", "1", "--api-key-file", str(volume / "keys")),
+            *("--output", str(tmp_path / "out"), "--state", str(tmp_path / "state")),
+            under=stalled(volume),
+        ) as daemon,
+    ):
+        daemon.wait("transition", after="ok")
+        wait_for(lambda: daemon.read(0.2) and b"hangwatch.api_keys_not_read" in daemon.errors)
+
+        assert 0 == daemon.end()
+
+    assert b"its volume does not answer" in daemon.errors
 
 
 # --- nowhere
