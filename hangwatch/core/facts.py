@@ -12,7 +12,7 @@ from hangwatch.core.vitals import computes
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.time import Instant
-from hangwatch.model.vitals import Health, Vitals
+from hangwatch.model.vitals import Counters, Health, Vitals
 
 GRACE: Final = 1.5
 """Intervals after which a beat is missing: it comes every interval plus an RPC plus loop lag."""
@@ -51,6 +51,7 @@ class Facts:
         missing_at: When the next beat is missing, or ``None`` before the first progress.
         quick_at: When silence suffices with a witness that excludes a long prefill.
         limit_at: When silence suffices without one.
+        late_by: Seconds by which what its log carries may be late.
         patience: How long a silence is, in seconds, at ``limit_at``.
         demand: Whether there is work.
         firm: Whether work is known to be in flight by something newer than the last beat, or by a
@@ -71,6 +72,7 @@ class Facts:
     missing_at: Instant | None
     quick_at: Instant
     limit_at: Instant
+    late_by: float
     patience: float
     demand: Demand
     firm: bool
@@ -130,6 +132,7 @@ def facts(vitals: Vitals, policy: Policy) -> Facts:
         missing_at=None if progress_at is None else Instant(progress_at + GRACE * interval),
         quick_at=Instant(clock + quick + stretch),
         limit_at=Instant(clock + patience + stretch),
+        late_by=stretch,
         patience=patience,
         demand=demand,
         firm=demand is Demand.SOME
@@ -237,10 +240,9 @@ def _demand(
     )
     blocked = unhealthy is not None and unhealthy.meaning is HealthMeaning.LOOP_BLOCKED
     if counters is not None and (set_after is None or counters.at > set_after):
-        gauge, moved_after = counters.in_flight, counters.tokens_moved_after
-        # Gauges freeze with the loop; tokens that moved after the last beat were somebody's.
-        moved = moved_after is not None and moved_after >= (set_after or 0.0)
-        frozen = blocked and not lost and moved
+        gauge = counters.in_flight
+        # Gauges freeze with the loop; tokens that moved right before that were somebody's.
+        frozen = blocked and not lost and _worked_until_blocked(counters, unhealthy, interval)
         if gauge == 0 and not frozen:
             return Demand.NONE
         if gauge is not None:
@@ -254,6 +256,17 @@ def _demand(
     # A step-driven engine prints nothing when its last request is done: the answers tell.
     answered = vitals.drained if vitals.step_driven else 0
     return Demand.SOME if in_flight > answered else Demand.NONE
+
+
+def _worked_until_blocked(counters: Counters, health: Health | None, interval: float) -> bool:
+    """Say whether tokens moved so shortly before the loop was blocked that no gauge tells of it.
+
+    The monitor speaks of a blocked loop up to two intervals late, and gauges are one interval old.
+    """
+    moved_at = counters.tokens_moved_at
+    if health is None or moved_at is None:
+        return False
+    return moved_at >= (health.since or health.at) - 3 * interval
 
 
 def _last_in_flight(vitals: Vitals) -> int | None:

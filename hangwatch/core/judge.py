@@ -96,6 +96,9 @@ SETTLED_D: Final = 10.0
 UNUSED: Final = 2.5
 """Times the patience with a loop that is blocked while it has no work: nobody waits for it."""
 
+LAST_WORDS: Final = 2.0
+"""Intervals after its end within which the last lines of a server arrive."""
+
 LONGEST_PAUSE: Final = 86_400.0
 """Seconds beyond which a sleep is suspicious, however long those before it were."""
 
@@ -160,6 +163,7 @@ def _judge(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Verdic
 
 def _due(vitals: Vitals, policy: Policy, known: Facts, now: Instant) -> Instant | None:
     moments = [known.missing_at, known.quick_at, known.limit_at, _died_due(vitals, known)]
+    moments.append(_last_words(vitals, known))
     if vitals.lease is not None:
         moments.append(vitals.lease.until)
     if vitals.slept or vitals.health or vitals.stacks:
@@ -253,11 +257,8 @@ def _gone(vitals: Vitals) -> Verdict | None:
 
 def _dead(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
     needed = [process for process in vitals.processes if process.needed]
-    missing = [p for p in needed if p.ended and not _is_refuted(p, vitals, known)]
-    if missing:
-        hosts = [p for p in vitals.processes if p.ended and p.role in _HOSTS]
-        whole = all(p.state == "" for p in needed)
-        return _ended_with(hosts) if hosts else _ended(missing, known, whole=whole)
+    if missing := [p for p in needed if p.ended and not _is_refuted(p, vitals, known)]:
+        return _missed(vitals, missing, known, now)
     health = vitals.health
     if health is not None and (known.progress_at is None or health.at > known.progress_at):
         if health.meaning is HealthMeaning.DEAD:
@@ -294,6 +295,32 @@ def _dead(vitals: Vitals, known: Facts, now: Instant) -> Verdict | None:
             ),
         )
     return None
+
+
+def _missed(
+    vitals: Vitals, missing: list[ProcessVital], known: Facts, now: Instant
+) -> Verdict | None:
+    hosts = [p for p in vitals.processes if p.ended and p.role in _HOSTS]
+    if hosts:
+        return _ended_with(hosts)
+    whole = all(p.state == "" for p in vitals.processes if p.needed)
+    said_at = _last_words(vitals, known)
+    if whole and known.demand is not Demand.NONE and said_at is not None and now < said_at:
+        return None
+    return _ended(missing, known, whole=whole)
+
+
+def _last_words(vitals: Vitals, known: Facts) -> Instant | None:
+    """Return when all that a server said before it ended has arrived; ``None`` if nobody can tell.
+
+    One that is shut down in order says so, and its last beat shows no work. Nothing is left to be
+    captured, so waiting costs nothing.
+    """
+    ended = [p for p in vitals.processes if p.needed and p.ended and p.at > p.since]
+    if not ended:
+        return None
+    first = min(process.since for process in ended)
+    return Instant(first + LAST_WORDS * known.interval + known.late_by)
 
 
 def _is_refuted(ended: ProcessVital, vitals: Vitals, known: Facts) -> bool:

@@ -34,13 +34,6 @@ HOLD: Final = 3.0
 A Ray that is shut down ends its workers first, one after the other, itself last, 1 to 2 s later.
 """
 
-LAST_WORDS: Final = 2.0
-"""Intervals that the end of a whole server is kept back: what it said last may still be on its way.
-
-A server that is shut down in order says so, and its last beat shows no work; on a slow disk, or
-through a pipe, that arrives after its end. There is nothing left to capture, so nothing is lost.
-"""
-
 FAREWELL: Final = 60.0
 """Seconds that the end of a driver explains the ends of its workers; jobs come and go."""
 
@@ -366,8 +359,8 @@ class Server:
         if ended and hosts_live and at - min(ended) < HOLD:
             return ()
         whole = all(vital.ended for vital in vitals if vital.needed)
-        if ended and whole and at - min(ended) < LAST_WORDS * self.interval:
-            return ()
+        if ended and whole and at == min(ended):
+            return ()  # the next look tells since when
         self.released = []
         if self.closer or self.accused:
             waiting = unsent.of(self.pid, self._ports())

@@ -1070,8 +1070,24 @@ def test_a_process_that_ended_and_beats_on_was_never_the_one_that_beats():
     gone = process("", role=Role.API_SERVER, since=Instant(LAST - 30), at=Instant(LAST))
     died = process("", role=Role.API_SERVER, since=Instant(LAST + 3), at=Instant(LAST + 4))
 
-    assert "ok" == word(seen(busy(), gone), LAST + 4)
-    assert "dead" == word(seen(busy(), died), LAST + 4)
+    assert "ok" == word(seen(busy(), gone), LAST + 14)
+    assert "dead" == word(seen(busy(), died), LAST + 23)
+
+
+def test_a_server_that_ended_as_a_whole_may_still_have_something_to_say():
+    ended = {"role": Role.API_SERVER, "since": Instant(LAST + 3), "at": Instant(LAST + 8)}
+    whole = seen(busy(), process("", **ended))
+    late = replace(whole, buffered=60.0)
+
+    assert ("ok", "dead") == (word(whole, LAST + 22.9), word(whole, LAST + 23))
+    assert ("ok", "dead") == (word(late, LAST + 82.9), word(late, LAST + 83))
+
+
+def test_an_engine_that_ended_beside_its_server_is_missed_at_once():
+    ended = process("", since=Instant(LAST + 3), at=Instant(LAST + 8), pid=8)
+    alive = process("S", role=Role.API_SERVER, at=Instant(LAST + 8))
+
+    assert "dead" == word(seen(busy(), ended, alive), LAST + 8)
 
 
 def test_a_step_driven_engine_is_idle_when_all_that_it_ran_was_answered():
