@@ -47,6 +47,7 @@ SCHEMA: Final = "hangwatch.tasks/1"
 
 _BEGINNING: Final = re.compile(rb'"schema"\s*:\s*"hangwatch\.tasks/1"')
 _PID: Final = re.compile(rb'"pid"\s*:\s*(\d{1,10})\b')
+_PYTHON: Final = re.compile(rb'"python"\s*:\s*"(\d[\w.+]{0,20})"')
 
 OVER: Final = frozenset(("done", "cancelled"))
 
@@ -122,6 +123,7 @@ def parse(
     # Lists are taken one by one: what was cut off costs only itself, and nothing is parsed twice.
     own = _PID.search(data)
     whose = int(own[1]) if own is not None else (pid or 0)
+    python = _PYTHON.search(data)
     cycles = tuple(
         tuple(id_ for id_ in cycle if isinstance(id_, int))
         for cycle, _ in listed(data, "cycle_ids")
@@ -137,6 +139,7 @@ def parse(
     reading = TaskReading(
         pid=whose,
         sample=sample,
+        python=python[1].decode("ascii") if python is not None else "",
         threads=threads,
         cycles=cycles,
         numbers=tuple(_numbers(data, path, first)),

@@ -412,7 +412,7 @@ def _task_state(task: TaskMotion) -> str:
 
 
 def _chain(dossier: Dossier, group: Sequence[TaskMotion], role: Role | None) -> Shape:
-    pids = list(dict.fromkeys(task.pid for task in group))
+    pids = sorted({task.pid for task in group})
     who = f"pid {pids[0]}" if len(pids) == 1 else f"pids {listed([str(p) for p in pids], 5)}"
     names = list(dict.fromkeys(task.name for task in group))
     count = f"{len(group)} × " if len(group) > 1 else ""
@@ -493,7 +493,7 @@ def _shape_order(
 
 
 def _shape(dossier: Dossier, role: str, state: str, threads: Sequence[ThreadMotion]) -> Shape:
-    pids = list(dict.fromkeys(thread.pid for thread in threads))
+    pids = sorted({thread.pid for thread in threads})
     names = list(dict.fromkeys(thread.name for thread in threads if thread.name))
     who = f"pid {pids[0]}" if len(pids) == 1 else f"pids {listed([str(p) for p in pids], 5)}"
     title = f"{role.replace('_', ' ') or 'process'} {who}"
@@ -521,8 +521,10 @@ def _facts(dossier: Dossier, pids: Sequence[int]) -> tuple[str, ...]:
         facts.append(
             f"/health: “{words[0]}”" + (f" and {len(words) - 1} more" if words[1:] else "")
         )
-    if (delta := _token_delta(dossier.metrics, pids)) is not None:
-        facts.append(f"tokens between the two samples: {delta:.0f}")
+    if grown := _token_growth(dossier.metrics, pids):
+        some = None not in grown and len(grown) < len(whose)
+        asked = f" of {len(grown)} of them" if some else ""
+        facts.append(f"tokens between the two samples{asked}: {sum(grown.values()):.0f}")
     gpus = {row.gpu for pid in pids if (row := process(dossier, pid)) is not None}
     last = max((row.sample for row in dossier.gpus), default=1)
     for gpu in dossier.gpus:
@@ -537,13 +539,22 @@ def _facts(dossier: Dossier, pids: Sequence[int]) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def _token_delta(metrics: Iterable[MetricSample], pids: Sequence[int]) -> float | None:
-    """Return by how much the token counters of these servers grew between the samples."""
-    sums: dict[int, float] = {}
-    for sample in metrics:
-        if sample.name.endswith("tokens_total") and (sample.pid is None or sample.pid in pids):
-            sums[sample.sample] = sums.get(sample.sample, 0.0) + sample.value
-    return sums[2] - sums[1] if 1 in sums and 2 in sums else None
+def _token_growth(metrics: Iterable[MetricSample], pids: Sequence[int]) -> dict[int | None, float]:
+    """Return by how much the token counters of each server grew between the samples.
+
+    A server that was well at first is asked once, so only counters that were read twice count.
+    """
+    read: dict[tuple[object, ...], dict[int, MetricSample]] = {}
+    for found in metrics:
+        if found.name.endswith("tokens_total") and (found.pid is None or found.pid in pids):
+            key = (found.pid, found.name, *sorted(found.labels.items()))
+            read.setdefault(key, {})[found.sample] = found
+    grown: dict[int | None, float] = {}
+    for samples in read.values():
+        if 1 in samples and 2 in samples:
+            first, second = samples[1], samples[2]
+            grown[first.pid] = grown.get(first.pid, 0.0) + second.value - first.value
+    return grown
 
 
 def _shared(dossier: Dossier) -> tuple[str, ...]:
@@ -584,6 +595,7 @@ def _actors(dossier: Dossier) -> Iterator[str]:
 
 
 def _instances(dossier: Dossier) -> tuple[tuple[str, ...], ...]:
+    """Return one row a server, in the order in which they fell silent."""
     if not dossier.instances:
         return ()
     head = ("server", "engine", "verdict", "last heartbeat", "in flight")
@@ -597,9 +609,14 @@ def _instances(dossier: Dossier) -> tuple[tuple[str, ...], ...]:
             else "none",
             _count(record.last_beat.in_flight if record.last_beat else None),
         )
-        for record in dossier.instances
+        for record in sorted(dossier.instances, key=_last_heard)
     ]
     return (head, *rows)
+
+
+def _last_heard(record: InstanceRecord) -> tuple[bool, float]:
+    beat = record.last_beat
+    return beat is None, 0.0 if beat is None else beat.at
 
 
 def _beats(dossier: Dossier) -> tuple[tuple[str, ...], ...]:
@@ -654,6 +671,8 @@ def _provenance(dossier: Dossier) -> tuple[str, ...]:
     ]
     rest = sorted(name for name in versions if name not in first)
     lines += [f"{name} {', '.join(versions[name])}" for name in (*first, *rest)]
+    if pythons := sorted({reading.python for reading in dossier.task_readings if reading.python}):
+        lines.append(f"Python {', '.join(pythons)}")
     for machine in machines[:1]:
         lines.append(
             f"Linux {machine.get('kernel', '?')} {machine.get('machine', '')}, "

@@ -231,6 +231,7 @@ class TaskReading:
     Attributes:
         pid: Process.
         sample: 1 or 2.
+        python: The version of its interpreter; empty if unknown.
         threads: By id of an event loop, the kernel id of the thread that runs it.
         cycles: Deadlocks: ids of tasks, each waiting for the next, the last for the first.
         numbers: What the engine's own numbers were.
@@ -241,6 +242,7 @@ class TaskReading:
 
     pid: int
     sample: int
+    python: str = ""
     threads: Mapping[int, int] = field(default_factory=dict)
     cycles: tuple[tuple[int, ...], ...] = ()
     numbers: tuple[EngineNumbers, ...] = ()

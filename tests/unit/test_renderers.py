@@ -115,6 +115,25 @@ def test_the_engines_own_numbers_are_told_and_what_moved_of_them(form):
     assert "empty" not in text
 
 
+@pytest.mark.parametrize("form", ["terminal", "markdown", "issue"])
+def test_the_version_of_python_is_told_with_the_engines(form):
+    assert "Python 3.12.1" in render(suspended(), form)
+
+
+def test_tokens_are_compared_only_where_they_were_read_twice():
+    def counted(tokens: int) -> bytes:
+        return f"lmdeploy:generation_tokens_total {tokens}.0\n".encode()
+
+    files = {"threads.json": dump(*(thread(pid) for pid in (1, 2, 3)))}
+    files["threads2.json"] = files["threads.json"]
+    files |= {f"processes/api_server-{pid}/metrics.prom": counted(4000) for pid in (1, 2, 3)}
+    files["processes/api_server-2/metrics2.prom"] = counted(4007)
+
+    text = render(diagnosed(*(instance(pid) for pid in (1, 2, 3)), files=files), "terminal")
+
+    assert "tokens between the two samples of 1 of them: 7" in text
+
+
 def test_a_suspicion_is_told_as_silence_and_no_more():
     doubt = SuspectedHang(
         since=SILENT.since, cause="one-instance-silent", confidence=Confidence.LOW
