@@ -158,7 +158,10 @@ class Lessor:
         while len(self._visitors) < MAX_VISITORS:
             try:
                 wire, _ = door.accept()
-            except OSError:  # BlockingIOError: nobody more
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor is left, say: whoever waits would wake us for nothing
+                self._clock.sleep(LOOK_INTERVAL)
                 return
             wire.setblocking(False)
             until = Instant(self._clock.now() + VISIT)

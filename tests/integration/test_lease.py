@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from running import Hangwatch, kill, runs, wait_for
 
@@ -188,6 +189,24 @@ def test_more_visitors_than_are_heard_at_once_wait_and_none_is_forgotten(tmp_pat
         wire.close()
 
     assert 60.0 == granted
+
+
+def test_a_lessor_without_descriptors_rests_and_hears_who_waits_when_it_has_some(tmp_path, daemon):
+    lessor = psutil.Process(daemon.child("hangwatch.daemon.lessor"))
+    limits = lessor.rlimit(psutil.RLIMIT_NOFILE)
+    lessor.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.settimeout(30.0)
+        wire.connect(str(tmp_path / "state" / leasing.SOCKET))
+        wire.sendall(b'{"take": "x", "seconds": 60}\n')
+        before = lessor.cpu_times().user + lessor.cpu_times().system
+        time.sleep(2.0)  # a machine under load only makes the share of one that spins smaller
+        spent = lessor.cpu_times().user + lessor.cpu_times().system - before
+        lessor.rlimit(psutil.RLIMIT_NOFILE, limits)
+        answer = json.loads(wire.recv(4096))
+
+    assert 0.5 > spent
+    assert 60.0 == answer["seconds"]
 
 
 @pytest.mark.parametrize(
