@@ -10,6 +10,9 @@ from typing import Final
 
 from hangwatch.model.profile import Signal, SignalPattern
 
+NUMBER: Final = rb"(?:-?\d+(?:\.\d+)?|nan|-?inf)"
+INTEGER: Final = rb"-?\d+"
+
 
 def posts(signal: Signal, *paths: str, source: str) -> tuple[SignalPattern, ...]:
     """Return what finds uvicorn's access lines of POST requests that succeeded.
@@ -33,13 +36,22 @@ def posts(signal: Signal, *paths: str, source: str) -> tuple[SignalPattern, ...]
     )
 
 
+def says(signal: Signal, text: str, *, source: str) -> SignalPattern:
+    """Return what finds lines that contain *text*, word for word.
+
+    Args:
+        signal: What they say.
+        text: As it is printed.
+        source: Where upstream prints it.
+    """
+    needle = text.encode()
+    return SignalPattern(
+        signal=signal, pattern=re.compile(re.escape(needle)), needle=needle, source=source
+    )
+
+
 LIFESPAN: Final = (
-    SignalPattern(
-        signal=Signal.READY,
-        pattern=re.compile(rb"Application startup complete"),
-        needle=b"Application startup complete",
-        source="uvicorn/lifespan/on.py",
-    ),
+    says(Signal.READY, "Application startup complete", source="uvicorn/lifespan/on.py"),
     SignalPattern(
         signal=Signal.STARTING,
         pattern=re.compile(rb"Started server process \[\d+\]"),
@@ -81,6 +93,22 @@ CLIENT_TROUBLE: Final = (
     ),
 )
 """Lines of a program that sends requests and gets no answer, by the library that prints them."""
+
+FORCE_LOG: Final = SignalPattern(
+    signal=Signal.BEAT_LOST,
+    pattern=re.compile(rb"_force_log\(\) done|, in _force_log\b"),
+    needle=b"_force_log",
+    source="lifespan in (serve|entrypoints)/openai/api_server.py: the loop has no try/except",
+)
+"""The task that prints the heartbeat has died; LMDeploy has its name from vLLM."""
+
+CHECKPOINT_SHARDS: Final = SignalPattern(
+    signal=Signal.STARTING,
+    pattern=re.compile(rb"Loading \w+ checkpoint shards:"),
+    needle=b" checkpoint shards:",
+    source="model_loader/weight_utils.py of vLLM and SGLang, the progress bar's title",
+)
+"""The weights are being read."""
 
 BORING_THREADS: Final = (
     re.compile(r"^ZMQbg/"),

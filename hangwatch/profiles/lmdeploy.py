@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from hangwatch.core.serving import BORING_THREADS, CLIENT_TROUBLE, LIFESPAN, posts
+from hangwatch.core.serving import (
+    BORING_THREADS,
+    CLIENT_TROUBLE,
+    FORCE_LOG,
+    INTEGER,
+    LIFESPAN,
+    NUMBER,
+    posts,
+)
 from hangwatch.model.identity import Role
 from hangwatch.model.profile import (
     EngineProfile,
@@ -20,18 +28,16 @@ from hangwatch.model.profile import (
     StateTable,
 )
 
-_NUM: Final = rb"(?:-?\d+(?:\.\d+)?|nan|-?inf)"
-_INT: Final = rb"-?\d+"
 _HEAD: Final = rb"\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)? (?P<tag>[^\]\n]{1,40})\] "
-_THR: Final = rb"Avg thr \(in/out\): (?P<in_tps>%b) / (?P<out_tps>%b) tokens/s" % (_NUM, _NUM)
+_THR: Final = rb"Avg thr \(in/out\): (?P<in_tps>%b) / (?P<out_tps>%b) tokens/s" % (NUMBER, NUMBER)
 # The tail is optional piece by piece: a format that drifts costs the number that drifted.
 _ENGINE: Final = (
     rb"(?:.*?Engine \(running/waiting\): (?P<running>%b) / (?P<waiting>%b))?"
-    rb"(?:.*?KV cache: (?P<kv_cache_pct>%b)%%)?" % (_INT, _INT, _NUM)
+    rb"(?:.*?KV cache: (?P<kv_cache_pct>%b)%%)?" % (INTEGER, INTEGER, NUMBER)
 )
 _EXTRAS: Final = (
     rb"(?:.*?Prefix cache hit rate: (?P<prefix_hit_pct>%b)%%)?"
-    rb"(?:.*?Draft acceptance rate: (?P<draft_acceptance_pct>%b)%%)?" % (_NUM, _NUM)
+    rb"(?:.*?Draft acceptance rate: (?P<draft_acceptance_pct>%b)%%)?" % (NUMBER, NUMBER)
 )
 
 
@@ -348,14 +354,17 @@ PROFILE: Final = EngineProfile(
             _THR
             + rb", Server \(succeeded/failed/routed/waiting\): (?P<finished>%b) / (?P<failed>%b)"
             rb" / (?P<routed>%b) / (?P<api_waiting>%b)"
-            % (_INT, _INT, _INT, _INT)
+            % (INTEGER, INTEGER, INTEGER, INTEGER)
             + _ENGINE
             + _EXTRAS
         ),
         # B: 0.12.1 and 0.12.2
         re.compile(
             _THR + rb", API server \(completed/routed/waiting\): (?P<finished>%b)"
-            rb" / (?P<routed>%b) / (?P<api_waiting>%b)" % (_INT, _INT, _INT) + _ENGINE + _EXTRAS
+            rb" / (?P<routed>%b) / (?P<api_waiting>%b)"
+            % (INTEGER, INTEGER, INTEGER)
+            + _ENGINE
+            + _EXTRAS
         ),
         # A0 to A4: 0.9.2 to 0.12.0; "Unfinished" counts what the server has not answered yet
         re.compile(
@@ -364,7 +373,7 @@ PROFILE: Final = EngineProfile(
             rb"(?:, Finished: (?P<finished>%b) reqs)?(?:, Unfinished: (?P<routed>%b) reqs)?"
             rb"(?:.*?Running: (?P<running>%b) reqs)?(?:.*?Waiting: (?P<waiting>%b) reqs)?"
             rb"(?:.*?GPU KV cache usage: (?P<kv_cache_pct>%b)%%)?"
-            % (_NUM, _NUM, _INT, _INT, _INT, _INT, _NUM)
+            % (NUMBER, NUMBER, INTEGER, INTEGER, INTEGER, INTEGER, NUMBER)
             + _EXTRAS
         ),
         # a format to come, as far as it keeps today's words
@@ -387,12 +396,7 @@ PROFILE: Final = EngineProfile(
         *posts(Signal.WAKE, "/wakeup", source=_MANAGEMENT),
         *posts(Signal.UPDATED, "/update_weights", source=_MANAGEMENT),
         *posts(Signal.ABORTED, "/abort_request", source=_MANAGEMENT),
-        SignalPattern(
-            signal=Signal.BEAT_LOST,
-            pattern=re.compile(rb"_force_log\(\) done|, in _force_log\b"),
-            needle=b"_force_log",
-            source="serve/openai/api_server.py, lifespan_handler: the loop has no try/except",
-        ),
+        FORCE_LOG,
         SignalPattern(
             signal=Signal.ENGINE_DEAD,
             pattern=re.compile(rb"Task <[^<>\n]+> failed\b|EngineMainLoop failed\b"),

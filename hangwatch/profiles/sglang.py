@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from hangwatch.core.serving import BORING_THREADS, CLIENT_TROUBLE, LIFESPAN, posts
+from hangwatch.core.serving import (
+    BORING_THREADS,
+    CHECKPOINT_SHARDS,
+    CLIENT_TROUBLE,
+    INTEGER,
+    LIFESPAN,
+    NUMBER,
+    posts,
+    says,
+)
 from hangwatch.model.identity import Role
 from hangwatch.model.profile import (
     EngineProfile,
@@ -17,8 +26,6 @@ from hangwatch.model.profile import (
     SignalPattern,
 )
 
-_NUM: Final = rb"(?:-?\d+(?:\.\d+)?|nan|-?inf)"
-_INT: Final = rb"-?\d+"
 _SERVER: Final = "entrypoints/http_server.py"
 _STEP: Final = rb"(?: \[\d+\])?[,.] "
 
@@ -37,14 +44,14 @@ PROFILE: Final = EngineProfile(
             rb"Decode batch" + _STEP + rb"#running-req: (?P<running>%b)"
             rb"(?:.*?#prealloc-req: (?P<routed>%b), #transfer-req: (?P<api_waiting>%b))?"
             rb"(?:.*?gen throughput \(token/s\): (?P<out_tps>%b))?"
-            rb"(?:.*?#queue-req: (?P<waiting>%b))?" % (_INT, _INT, _INT, _NUM, _INT)
+            rb"(?:.*?#queue-req: (?P<waiting>%b))?" % (INTEGER, INTEGER, INTEGER, NUMBER, INTEGER)
         ),
         # "input throughput" is that of the batch before, and the sequences of this batch are in
         # flight without being among the running ones yet.
         re.compile(
             rb"Prefill batch" + _STEP + rb"#new-seq: (?P<routed>%b)"
             rb"(?:.*?#running-req: (?P<running>%b))?(?:.*?#queue-req: (?P<waiting>%b))?"
-            % (_INT, _INT, _INT)
+            % (INTEGER, INTEGER, INTEGER)
         ),
     ),
     # Every decode_log_interval (40) steps: a second or two on most models, more on slow ones. Its
@@ -76,28 +83,24 @@ PROFILE: Final = EngineProfile(
             needle=b" hit an exception",
             source="managers/scheduler.py, run_scheduler_process; detokenizer_manager.py",
         ),
-        SignalPattern(
-            signal=Signal.ENGINE_DEAD,
-            pattern=re.compile(rb"SIGQUIT received\."),
-            needle=b"SIGQUIT received",
+        says(
+            Signal.ENGINE_DEAD,
+            "SIGQUIT received.",
             source="managers/tokenizer_manager.py, running_phase_sigquit_handler",
         ),
-        SignalPattern(
-            signal=Signal.ENGINE_DEAD,
-            pattern=re.compile(rb"Received sigquit from a child process"),
-            needle=b"Received sigquit",
+        says(
+            Signal.ENGINE_DEAD,
+            "Received sigquit from a child process",
             source="the same, before 0.5",
         ),
-        SignalPattern(
-            signal=Signal.READY,
-            pattern=re.compile(rb"The server is fired up and ready to roll!"),
-            needle=b"ready to roll!",
+        says(
+            Signal.READY,
+            "The server is fired up and ready to roll!",
             source="entrypoints/http_server.py, after the warm-up request",
         ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"\bserver_args=ServerArgs\("),
-            needle=b"server_args=ServerArgs(",
+        says(
+            Signal.STARTING,
+            "server_args=ServerArgs(",
             source="entrypoints/http_server.py, launch_server: the first line of a server",
         ),
         SignalPattern(
@@ -106,22 +109,16 @@ PROFILE: Final = EngineProfile(
             needle=b"Load weight ",
             source="model_executor/model_runner.py, load_model",
         ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"Loading \w+ checkpoint shards:"),
-            needle=b" checkpoint shards:",
-            source="model_loader/weight_utils.py, the progress bar's title",
-        ),
+        CHECKPOINT_SHARDS,
         SignalPattern(
             signal=Signal.STARTING,
             pattern=re.compile(rb"Capture \w+ graph (?:begin|end|bs)\b"),
             needle=b"Capture ",
             source="model_executor/model_runner.py, init_device_graphs",
         ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"Capturing batches \("),
-            needle=b"Capturing batches",
+        says(
+            Signal.STARTING,
+            "Capturing batches (",
             source="model_executor/cuda_graph_runner.py, the progress bar's title",
         ),
         SignalPattern(

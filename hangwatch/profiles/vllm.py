@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from hangwatch.core.serving import BORING_THREADS, CLIENT_TROUBLE, LIFESPAN, posts
+from hangwatch.core.serving import (
+    BORING_THREADS,
+    CHECKPOINT_SHARDS,
+    CLIENT_TROUBLE,
+    FORCE_LOG,
+    INTEGER,
+    LIFESPAN,
+    NUMBER,
+    posts,
+    says,
+)
 from hangwatch.model.identity import Role
 from hangwatch.model.profile import (
     EngineProfile,
@@ -17,8 +27,6 @@ from hangwatch.model.profile import (
     SignalPattern,
 )
 
-_NUM: Final = rb"(?:-?\d+(?:\.\d+)?|nan|-?inf)"
-_INT: Final = rb"-?\d+"
 _DEVELOPMENT: Final = "entrypoints/serve/dev/sleep/api_router.py and rlhf/api_router.py"
 
 PROFILE: Final = EngineProfile(
@@ -41,9 +49,9 @@ PROFILE: Final = EngineProfile(
             rb"(?:.*?(?:Waiting|Pending): (?P<waiting>%b) reqs)?"
             rb"(?:.*?GPU KV cache usage: (?P<kv_cache_pct>%b)%%)?"
             rb"(?:.*?Prefix cache hit rate: (?P<prefix_hit_pct>%b)%%)?"
-            % (_NUM, _NUM, _INT, _INT, _INT, _NUM, _NUM)
+            % (NUMBER, NUMBER, INTEGER, INTEGER, INTEGER, NUMBER, NUMBER)
         ),
-        re.compile(rb"Avg generation throughput: (?P<out_tps>%b) tokens/s" % _NUM),
+        re.compile(rb"Avg generation throughput: (?P<out_tps>%b) tokens/s" % NUMBER),
     ),
     # VLLM_LOG_STATS_INTERVAL; V0 and V1 before 0.8.3 print every 5 s.
     interval=10.0,
@@ -84,12 +92,7 @@ PROFILE: Final = EngineProfile(
             needle=b"seconds to wake up",
             source="v1/executor/abstract.py, Executor.wake_up",
         ),
-        SignalPattern(
-            signal=Signal.BEAT_LOST,
-            pattern=re.compile(rb"_force_log\(\) done|, in _force_log\b"),
-            needle=b"_force_log",
-            source="entrypoints/openai/api_server.py, lifespan: the loop has no try/except",
-        ),
+        FORCE_LOG,
         SignalPattern(
             signal=Signal.ENGINE_DEAD,
             pattern=re.compile(rb"\b(?:Async)?EngineDeadError\b: |\bEngineDeadError\("),
@@ -105,10 +108,9 @@ PROFILE: Final = EngineProfile(
             needle=b" died unexpectedly",
             source="v1/engine/core_client.py; v1/executor, multiproc and ray_executor_v2",
         ),
-        SignalPattern(
-            signal=Signal.ENGINE_DEAD,
-            pattern=re.compile(rb"EngineCore encountered a fatal error"),
-            needle=b"EngineCore encountered",
+        says(
+            Signal.ENGINE_DEAD,
+            "EngineCore encountered a fatal error",
             source="v1/engine/core.py, EngineCoreProc.run_engine_core",
         ),
         SignalPattern(
@@ -120,24 +122,17 @@ PROFILE: Final = EngineProfile(
             needle=b" failed",
             source="v1/engine/core.py; v1/engine/async_llm.py; engine/async_llm_engine.py",
         ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"vLLM API server version"),
-            needle=b"vLLM API server version",
+        says(
+            Signal.STARTING,
+            "vLLM API server version",
             source="entrypoints/utils.py, the first line of a server",
         ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"Starting to load model "),
-            needle=b"Starting to load model",
+        says(
+            Signal.STARTING,
+            "Starting to load model ",
             source="v1/worker/gpu_model_runner.py, load_model",
         ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"Loading \w+ checkpoint shards:"),
-            needle=b" checkpoint shards:",
-            source="model_executor/model_loader/weight_utils.py, the progress bar's title",
-        ),
+        CHECKPOINT_SHARDS,
         SignalPattern(
             signal=Signal.STARTING,
             pattern=re.compile(rb"Waiting for \d+ .*?core engine proc\(s\) to (?:start|connect)"),
@@ -150,16 +145,14 @@ PROFILE: Final = EngineProfile(
             needle=b"torch.compile takes",
             source="compilation/monitor.py",
         ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"Capturing CUDA graphs?\b"),
-            needle=b"Capturing CUDA graph",
+        says(
+            Signal.STARTING,
+            "Capturing CUDA graph",
             source="v1/worker/gpu_model_runner.py, capture_model: the progress bar's title",
         ),
-        SignalPattern(
-            signal=Signal.STARTING,
-            pattern=re.compile(rb"Graph capturing finished in"),
-            needle=b"Graph capturing finished",
+        says(
+            Signal.STARTING,
+            "Graph capturing finished in",
             source="v1/worker/gpu_model_runner.py, capture_model",
         ),
         *LIFESPAN,
