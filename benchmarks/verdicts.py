@@ -20,7 +20,7 @@ import math
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import Pool
 from pathlib import Path
@@ -74,9 +74,11 @@ def measure() -> Mapping[str, Rows]:
     return {
         "By what could be asked": by_witness(honest, planted),
         "Seconds from the stop to the first alarm, by kind of hang: median (99th percentile)": (
-            by_kind(planted)
+            by_kind(planted, HANGS, "hang", latency)
         ),
-        "Share of histories with an alarm about what only looks like a hang": alike(planted),
+        "Share of histories with an alarm about what only looks like a hang": (
+            by_kind(planted, ALIKE, "what", share)
+        ),
     }
 
 
@@ -138,49 +140,39 @@ def by_witness(honest: Sequence[Result], planted: Sequence[Result]) -> Rows:
                 "per instance-day": f"{sum(false) / days:.3f}",
                 "histories without any": f"{false.count(0)} of {len(false)}",
                 "hangs found": f"{sum(x is not None for x in found)} of {len(found)}",
-                "first alarm, s": spread([first(o.found) for o in hangs]),
+                "first alarm, s": latency(hangs),
                 "confirmed, s": spread([first(o.sure) for o in hangs]),
             }
         )
     return rows
 
 
-def by_kind(planted: Sequence[Result]) -> Rows:
-    """Return one row for each kind of hang."""
+def by_kind(
+    planted: Sequence[Result],
+    kinds: Iterable[str],
+    head: str,
+    cell: Callable[[Sequence[Outcome]], str],
+) -> Rows:
+    """Return one row for each kind of what was planted, under *head*; a cell for each witness."""
     rows = []
-    for kind in HANGS:
+    for kind in kinds:
         results = [result for result in planted if result.plan.plant == kind]
         if results:
-            rows.append(
-                {"hang": kind}
-                | {
-                    name: spread([first(r.outcomes[name].found) for r in results])
-                    for name in results[0].outcomes
-                }
-            )
+            names = results[0].outcomes
+            cells = {name: cell([r.outcomes[name] for r in results]) for name in names}
+            rows.append({head: kind} | cells)
     return rows
 
 
-def alike(planted: Sequence[Result]) -> Rows:
-    """Return one row for each thing that looks like a hang."""
-    rows = []
-    for kind in ALIKE:
-        results = [result for result in planted if result.plan.plant == kind]
-        if results:
-            rows.append(
-                {"what": kind}
-                | {
-                    name: f"{share(r.outcomes[name] for r in results):.0%}"
-                    for name in results[0].outcomes
-                }
-            )
-    return rows
+def latency(outcomes: Sequence[Outcome]) -> str:
+    """Return how late the first alarm of each history was."""
+    return spread([first(o.found) for o in outcomes])
 
 
-def share(outcomes: Iterable[Outcome]) -> float:
+def share(outcomes: Sequence[Outcome]) -> str:
     """Return in what share of *outcomes* anybody alarmed about what was planted."""
     found = [any(late is not None for late in o.found) for o in outcomes]
-    return sum(found) / len(found)
+    return f"{sum(found) / len(found):.0%}"
 
 
 def first(lates: Iterable[float | None]) -> float | None:

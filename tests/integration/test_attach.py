@@ -50,13 +50,6 @@ def server(tmp_path):
         yield running
 
 
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("lab")) as running:
-        wait_for(lambda: running.log.read_text().count("Avg thr") > 1, "two beats")
-        yield running
-
-
 @pytest.mark.slow
 def test_what_hangs_is_captured_at_once_and_explained(tmp_path, server):
     server.start_fault()

@@ -13,7 +13,7 @@ import pytest
 from running import runs, state_of, wait_for
 from terminal import ENTER, LEAVE, Terminal
 
-from hangwatch.lab.launch import Fleet, Server
+from hangwatch.lab.launch import Fleet
 
 QUICK = ("--heartbeat-interval", "1", "--stall-after", "6")
 FAST = {"HANGWATCH_SAMPLE_GAP": "1"}
@@ -36,13 +36,6 @@ def fleet(tmp_path):
     options = ("--fault", "blocked-call", "--faulty", "2")
     with Fleet(tmp_path / "ray", *options, servers=3) as running:
         running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("lab")) as running:
-        wait_for(lambda: running.log.read_text().count("Avg thr") > 1, "two beats")
         yield running
 
 

@@ -41,6 +41,17 @@ def beating(daemon: Hangwatch, fleet: Fleet) -> None:
         daemon.wait("transition", pid=server["pid"], after="ok")
 
 
+def alarmed(daemon: Hangwatch, fleet: Fleet) -> None:
+    """Return when an alarm was raised for every server."""
+    for server in fleet.servers:
+        wait_for(
+            lambda pid=server["pid"]: [
+                t for t in daemon.of("transition") if t["pid"] == pid and t["after"] in ALARMED
+            ],
+            "an alarm",
+        )
+
+
 def bundles(tmp_path: Path) -> list[Path]:
     """Return what looks like a bundle."""
     return sorted((tmp_path / "out").glob("*.tar.gz"))
@@ -169,13 +180,7 @@ def test_a_daemon_that_is_started_again_does_not_capture_an_incident_twice(tmp_p
         daemon.wait("bundle")
         daemon.end()
     with watch(tmp_path, fleet.logs) as daemon:
-        for server in fleet.servers:
-            wait_for(
-                lambda pid=server["pid"]: [
-                    t for t in daemon.of("transition") if t["pid"] == pid and t["after"] in ALARMED
-                ],
-                "an alarm",
-            )
+        alarmed(daemon, fleet)
         daemon.end()
 
     assert 1 == len(bundles(tmp_path))
@@ -262,13 +267,7 @@ def test_an_observer_that_is_started_again_does_not_withhold_twice(tmp_path, fle
         daemon.wait("withheld")
         daemon.end()
     with watch(tmp_path, fleet.logs, "--observe-only") as daemon:
-        for server in fleet.servers:
-            wait_for(
-                lambda pid=server["pid"]: [
-                    t for t in daemon.of("transition") if t["pid"] == pid and t["after"] in ALARMED
-                ],
-                "an alarm",
-            )
+        alarmed(daemon, fleet)
         daemon.end()
 
     assert 1 == len((tmp_path / "state" / "shadow.jsonl").read_text().splitlines())

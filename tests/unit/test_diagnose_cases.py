@@ -54,16 +54,20 @@ class Case(NamedTuple):
     diagnosis: Diagnosis
 
 
-@pytest.fixture(scope="module", params=DECIDED)
-def case(request: pytest.FixtureRequest) -> Case:
-    (folder,) = CASES.glob(f"{request.param}-*")
+def diagnosed(number: str) -> Case:
+    (folder,) = CASES.glob(f"{number}-*")
     expected = json.loads((folder / "expect.json").read_text())
     policy = Policy(
         heartbeat_interval=expected["policy"]["interval_s"],
         stall_after=expected["policy"]["stall_after_s"],
     )
     now = datetime.fromisoformat(expected["clock"]["now"])
-    return Case(request.param, expected, explain(read([folder], now=now, policy=policy)))
+    return Case(number, expected, explain(read([folder], now=now, policy=policy)))
+
+
+@pytest.fixture(scope="module", params=DECIDED)
+def case(request: pytest.FixtureRequest) -> Case:
+    return diagnosed(request.param)
 
 
 def test_verdict_and_cause_are_right(case: Case):
@@ -116,15 +120,7 @@ def test_the_report_says_nothing_that_it_must_not(case: Case, form: str):
 
 @pytest.mark.parametrize("number", [*VERDICTS, *CAUSES])
 def test_the_verdict_is_right_where_the_log_does_not_tell_all(number: str):
-    (folder,) = CASES.glob(f"{number}-*")
-    expected = json.loads((folder / "expect.json").read_text())
-    policy = Policy(
-        heartbeat_interval=expected["policy"]["interval_s"],
-        stall_after=expected["policy"]["stall_after_s"],
-    )
-    now = datetime.fromisoformat(expected["clock"]["now"])
+    case = diagnosed(number)
 
-    found = explain(read([folder], now=now, policy=policy))
-
-    assert expected["verdict"] == found.verdict
-    assert number not in CAUSES or expected["class"] == found.cause
+    assert case.expected["verdict"] == case.diagnosis.verdict
+    assert number not in CAUSES or case.expected["class"] == case.diagnosis.cause
