@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from hangwatch.core.board import seconds
@@ -59,7 +58,7 @@ class Heard:
         return replace(self, news=(*self.news[1 - NEWS :], line))
 
 
-def sentence(event: Mapping[str, Any]) -> str:  # noqa: PLR0911  # one return an event
+def sentence(event: Mapping[str, Any]) -> str:
     """Return an event of ``Watch`` as a line for people, or ``""`` if it is none of theirs."""
     at = datetime.fromisoformat(event["at"])
     match event["event"]:
@@ -67,30 +66,31 @@ def sentence(event: Mapping[str, Any]) -> str:  # noqa: PLR0911  # one return an
             changed = event["before"] not in (None, event["after"])
             before = f"{event['before']} -> " if changed else ""
             why = "; ".join(event["because"][:1])
-            said = f"{event['instance']}: {before}{event['after']} ({event['confidence']}), "
-            return _line(at, f"{said}{event['cause']}: {why}")
+            verdict = f"{before}{event['after']} ({event['confidence']}), {event['cause']}"
+            said = f"{event['instance']}: {verdict}: {why}"
         case "incident":
-            return _line(at, f"incident {event['incident']}: {event['verdict']}, {event['cause']}")
+            said = f"incident {event['incident']}: {event['verdict']}, {event['cause']}"
         case "bundle":
-            return _line(at, f"bundle written: {event['bundle']}")
+            said = f"bundle written: {event['bundle']}"
         case "capture_failed":
             remedy = f"; {event['hint']}" if event["hint"] else ""
-            return _line(at, f"no bundle: {event['error']}{remedy}")
+            said = f"no bundle: {event['error']}{remedy}"
         case "closed":
-            return _line(at, f"incident {event['incident']} is over")
+            said = f"incident {event['incident']} is over"
         case "stall":
             silent = seconds(event["seconds"])
-            return _line(at, f"{event['instance']} beats again, after {silent} of silence")
+            said = f"{event['instance']} beats again, after {silent} of silence"
         case "lease_taken":
             until = f"{datetime.fromisoformat(event['until']):%H:%M:%S}"
             reason = f": {event['reason']}" if event["reason"] else ""
-            return _line(at, f"{event['holder']} announced a pause until {until}{reason}")
+            said = f"{event['holder']} announced a pause until {until}{reason}"
         case "lease_returned" | "lease_ended":
-            return _line(at, f"the pause that {event['holder']} announced is over")
+            said = f"the pause that {event['holder']} announced is over"
         case "stopping":
-            return _line(at, "told to end")
+            said = "told to end"
         case _:
             return ""
+    return _line(at, said)
 
 
 def note(event: Mapping[str, Any]) -> str:
@@ -121,12 +121,7 @@ class View(Protocol):
     def __enter__(self) -> Self:
         """Begin to show."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Show the end."""
 
 
@@ -144,12 +139,7 @@ class Log:
         self._writer = configure(form=self._form)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writer.close()
 
 
@@ -176,10 +166,5 @@ class Lines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writer.close()

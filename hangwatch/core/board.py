@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Final
 
 from hangwatch.core import grouping
-from hangwatch.core.facts import GRACE
 from hangwatch.core.fleet import State, Tracked
+from hangwatch.core.vitals import GRACE
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, IncidentState, Member
 from hangwatch.model.time import Instant

@@ -8,14 +8,11 @@ from statistics import median
 from typing import Final
 
 from hangwatch.core import calibration
-from hangwatch.core.vitals import computes
+from hangwatch.core.vitals import GRACE, computes
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import HealthMeaning
 from hangwatch.model.time import Instant
 from hangwatch.model.vitals import Counters, Health, Vitals
-
-GRACE: Final = 1.5
-"""Intervals after which a beat is missing: it comes every interval plus an RPC plus loop lag."""
 
 MAX_STRETCH: Final = 1800.0
 """Seconds by which buffered output may stretch the limits."""

@@ -50,8 +50,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from hangwatch.core.facts import GRACE, WARM, Demand, Facts, facts, latest
-from hangwatch.core.vitals import RESIDUAL
+from hangwatch.core.facts import WARM, Demand, Facts, facts, latest
+from hangwatch.core.vitals import GRACE, RESIDUAL
 from hangwatch.core.witnesses import (
     QUICK,
     QUIET_CPU,

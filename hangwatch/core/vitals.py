@@ -23,6 +23,9 @@ from hangwatch.model.profile import Signal
 from hangwatch.model.time import Instant
 from hangwatch.model.vitals import Counters, GpuVital, Health, ProcessVital, Vitals
 
+GRACE: Final = 1.5
+"""Intervals after which a beat is missing: it comes every interval plus an RPC plus loop lag."""
+
 RECENT: Final = 16
 """Beats whose tokens make up the running median: under three minutes of LMDeploy."""
 
@@ -112,7 +115,7 @@ def _is_residual(vitals: Vitals, seen: Heartbeat) -> bool:
     died, usual, tokens = vitals.died, vitals.median_tps, seen.tps
     if died is None or usual is None or tokens is None:
         return False
-    return seen.at <= died.at + 1.5 * vitals.interval and tokens < RESIDUAL * usual
+    return seen.at <= died.at + GRACE * vitals.interval and tokens < RESIDUAL * usual
 
 
 def _is_slow(pace: tuple[tuple[float, float, int], ...]) -> bool:

@@ -159,11 +159,6 @@ class Keeper:
         """The present child."""
         return None if self._child is None else self._child.pid
 
-    @property
-    def abandoned(self) -> int:
-        """Children that were killed and do not end: the kernel holds them."""
-        return sum(child.alive for child in self._dying)
-
     def hear(self) -> tuple[tuple[dict[str, Any], ...], Hearing]:
         """Return what the child said, and whether its voice was lost or is back; never wait.
 

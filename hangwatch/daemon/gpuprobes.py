@@ -45,11 +45,6 @@ class GpuProbes(OneChild):
             CHILD, "gpus", clock=clock, silence=SILENCE, greet=lambda: (self._order(),), start=start
         )
 
-    @property
-    def abandoned(self) -> int:
-        """Children that the driver holds for good."""
-        return self._keeper.abandoned
-
     def hear(self) -> tuple[Observation, ...]:
         """Return what was seen; look after the child."""
         known = {key: self._roster.kin_of((key,)) for key in self._roster.processes()}

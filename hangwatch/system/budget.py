@@ -28,8 +28,28 @@ class OverBudgetError(Exception):
     """It took too long."""
 
 
-_armed = False
-_installed = False
+class _Timer:
+    """The one timer of this process that counts its processor time."""
+
+    def __init__(self) -> None:
+        self._armed = False
+
+    def start(self, seconds: float) -> None:
+        if signal.getsignal(signal.SIGVTALRM) != self._expire:
+            signal.signal(signal.SIGVTALRM, self._expire)
+        self._armed = True
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+
+    def stop(self) -> None:
+        self._armed = False  # a signal that is late ends nothing
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+
+    def _expire(self, _number: int, _frame: FrameType | None) -> None:
+        if self._armed:
+            raise OverBudgetError
+
+
+_TIMER: Final = _Timer()
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
@@ -40,24 +60,13 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     Raises:
         OverBudgetError: It took longer.
     """
-    global _armed, _installed  # noqa: PLW0603  # a process has one such timer
     if threading.current_thread() is not threading.main_thread():
         return work()
-    if not _installed:
-        signal.signal(signal.SIGVTALRM, _expire)
-        _installed = True
-    _armed = True
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        _TIMER.start(seconds)
         return work()
     finally:
-        _armed = False  # a signal that is late ends nothing
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-
-
-def _expire(_number: int, _frame: FrameType | None) -> None:
-    if _armed:
-        raise OverBudgetError
+        _TIMER.stop()
 
 
 class Allowance:

@@ -70,18 +70,15 @@ def address_of(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host
     bracketed = host.startswith("[") and host.endswith("]")
-    try:
-        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
-        if bracketed != (address.version == 6) or not (port.isascii() and port.isdigit()):
-            raise ValueError  # noqa: TRY301  # told like every other nonsense
-        if int(port) > 65535:
-            raise ValueError  # noqa: TRY301
-    except ValueError:
-        raise ConfigError(
-            f"{text!r} is no address to listen at: write 127.0.0.1:9464 or [::1]:9464, "
-            "0.0.0.0:9464 for every address of this machine"
-        ) from None
-    return str(address), int(port)
+    family = ipaddress.IPv6Address if bracketed else ipaddress.IPv4Address
+    with suppress(ValueError):
+        address, number = family(host[1:-1] if bracketed else host), int(port)
+        if port.isascii() and port.isdigit() and number < 1 << 16:
+            return str(address), number
+    raise ConfigError(
+        f"{text!r} is no address to listen at: write 127.0.0.1:9464 or [::1]:9464, "
+        "0.0.0.0:9464 for every address of this machine"
+    )
 
 
 @dataclass(slots=True)

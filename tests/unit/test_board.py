@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from scripted import HOUR, KEY, Run, beat, beats, key, line
@@ -51,9 +52,9 @@ def rows(*words: str) -> tuple[Row, ...]:
     )
 
 
-def shown(looked: Board, heard: Heard | None = None, **sheet: object) -> list[str]:
-    size = {"width": 120, "height": 24, **sheet}
-    return draw(looked, heard or Heard(), Sheet(**size), footer="Ctrl-C ends it")  # type: ignore[arg-type]
+def shown(looked: Board, heard: Heard | None = None, **sheet: Any) -> list[str]:
+    size = {"width": 120, "height": 24} | sheet
+    return draw(looked, heard or Heard(), Sheet(**size), footer="Ctrl-C ends it")
 
 
 def event(name: str, **facts: object) -> dict[str, object]:

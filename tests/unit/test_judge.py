@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -1030,8 +1031,8 @@ def test_the_limit_is_no_less_than_the_longest_prefill_that_the_context_allows()
     assert "suspected_hang" == judge(million, calibrated, Instant(LAST + 344)).word
 
 
-def starting(**facts: object) -> Vitals:
-    stacks = StackVital(at=Instant(500.0), motion=Motion.WAITING, **facts)  # type: ignore[arg-type]
+def starting(**facts: Any) -> Vitals:
+    stacks = StackVital(at=Instant(500.0), motion=Motion.WAITING, **facts)
     return Vitals(instance=KEY, interval=10.0, listening_since=Instant(0.0), stacks=stacks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hangwatch.daemon.shadow import Shadow
 from hangwatch.model.incident import Incident
@@ -25,10 +26,10 @@ class Scene:
         self.shadow = Shadow(clock=self.clock, stage_a=5.0, withhold=self.withheld.append)
         self.shadow.begin(INCIDENT)
 
-    def until_withheld(self, incident: Incident = INCIDENT, **more: object) -> float:
+    def until_withheld(self, incident: Incident = INCIDENT, **more: Any) -> float:
         while not self.withheld:
             self.clock.sleep(1.0)
-            self.shadow.answer([incident], **more)  # type: ignore[arg-type]
+            self.shadow.answer([incident], **more)
         return self.clock.now()
 
 
