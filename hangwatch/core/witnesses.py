@@ -360,27 +360,29 @@ def _loop_turns(vitals: Vitals) -> bool | None:
     return False if min(p.at for p in servers) - mute_since >= SETTLED_WAIT else None
 
 
-def cause_of(vitals: Vitals, known: Facts, still: Still) -> str:
+def cause_of(vitals: Vitals, known: Facts, still: Still) -> str:  # noqa: PLR0911  # one a cause
     """Return the cause of a stall, as far as it shows from outside."""
     meaning = known.unhealthy.meaning if known.unhealthy else None
-    stacks, last = stacks_of(vitals, known), vitals.last
+    stacks = stacks_of(vitals, known)
+    if still.pipe:
+        return "stdout-pipe-full"
+    if still.gpus and all(spins(gpu) for gpu in vitals.gpus):
+        return "gpu-kernel-stuck"
+    if still.stacks or meaning is HealthMeaning.LOOP_BLOCKED:
+        return LOOP_BLOCKED
+    if is_lost(vitals, known):
+        return "lost-request"
+    if unanswered(vitals, known) and (turns := _loop_turns(vitals)) is not None:
+        return "concurrency-limit" if turns else LOOP_BLOCKED
     waiting = stacks is not None and stacks.motion is Motion.WAITING
-    turns = _loop_turns(vitals) if unanswered(vitals, known) else None
-    polls = _polls(vitals, idle=waiting) if meaning is HealthMeaning.NO_PROGRESS else None
-    unscheduled = last is not None and last.tps == 0 and not last.running and last.in_flight
-    causes = (
-        ("stdout-pipe-full", still.pipe),
-        ("gpu-kernel-stuck", still.gpus and all(spins(gpu) for gpu in vitals.gpus)),
-        (LOOP_BLOCKED, still.stacks or meaning is HealthMeaning.LOOP_BLOCKED),
-        ("lost-request", is_lost(vitals, known)),
-        ("concurrency-limit", turns is True),
-        (LOOP_BLOCKED, turns is False),
-        ("await-never-completes", still.tasks or still.switches or (waiting and still.gpus)),
-        ("gpu-kernel-stuck", polls is True),
-        ("await-never-completes", polls is False),
-        ("scheduler-stuck", unscheduled),
-    )
-    return next((cause for cause, holds in causes if holds), ONE_SILENT)
+    if still.tasks or still.switches or (waiting and still.gpus):
+        return "await-never-completes"
+    if meaning is HealthMeaning.NO_PROGRESS and (polls := _polls(vitals, idle=waiting)) is not None:
+        return "gpu-kernel-stuck" if polls else "await-never-completes"
+    last = vitals.last
+    if last is not None and last.tps == 0 and not last.running and last.in_flight:
+        return "scheduler-stuck"
+    return ONE_SILENT
 
 
 def _polls(vitals: Vitals, *, idle: bool) -> bool | None:
