@@ -311,9 +311,17 @@ class Pool:
                 try:
                     failure: Failure | None = from_plain(Failure | None, message.get("failure"))
                     complete = frozenset(map(str, message.get("complete", ())))
-                except (CodecError, TypeError):
-                    failure, complete = _DIED, frozenset()
-                self._record(job.step, job.phase, job=job, failure=failure, complete=complete)
+                    pause_ms = float(message.get("pause_ms", 0.0))
+                except (CodecError, TypeError, ValueError):
+                    failure, complete, pause_ms = _DIED, frozenset(), 0.0
+                self._record(
+                    job.step,
+                    job.phase,
+                    job=job,
+                    failure=failure,
+                    complete=complete,
+                    pause_ms=pause_ms,
+                )
             case "crash":
                 crashed, worker.job = worker.job, None
                 if crashed is not None:
@@ -380,6 +388,7 @@ class Pool:
         failure: Failure | None,
         job: _Job | None = None,
         complete: frozenset[str] = frozenset(),
+        pause_ms: float = 0.0,
     ) -> None:
         began = None
         if job is not None:
@@ -394,6 +403,7 @@ class Pool:
             elapsed=self._clock.now() - began if began is not None else 0.0,
             artifacts=self._rooms.keep(step, job.room, complete) if job is not None else (),
             failure=failure,
+            pause_ms=pause_ms,
         )
         if job is not None:
             self._count(step, failure)

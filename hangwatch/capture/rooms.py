@@ -54,6 +54,7 @@ class StepRoom:
         self._earlier = earlier
         self._left = quota
         self.complete: list[str] = []
+        self.pause_ms = 0.0
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Sink]:
@@ -82,6 +83,10 @@ class StepRoom:
             return (self._earlier / name).read_bytes()
         except FileNotFoundError:
             return None
+
+    def paused(self, milliseconds: float) -> None:
+        """Say how long the target stood still for this step; the longest counts."""
+        self.pause_ms = max(self.pause_ms, milliseconds)
 
     def take(self, size: int) -> int:
         """Use up to *size* bytes of the quota; return how many were left to use."""

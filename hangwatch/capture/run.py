@@ -18,7 +18,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hangwatch import registry
 from hangwatch.capture import census
@@ -178,7 +178,7 @@ class _Capture:
 
     @property
     def _onset(self) -> Phase:
-        return Phase.BASELINE if self._request.kind is CaptureKind.RUN else Phase.ONSET
+        return _PHASES.get(self._request.kind, Phase.ONSET)
 
     # Looking and planning
 
@@ -201,7 +201,8 @@ class _Capture:
             targets,
             collectors=registry.collectors().values(),
             policy=request.policy,
-            light=request.kind is CaptureKind.NOTICE,
+            kind=request.kind,
+            collect=request.collect,
             paths=self._profile.endpoints,
             own_paths=_own_paths(request, rows),
             urls={i.pid: i.url for i in request.instances if i.pid is not None and i.url},
@@ -374,6 +375,13 @@ class _Capture:
             return json.loads((self._rooms.path / path).read_bytes())
         except (OSError, ValueError):
             return None
+
+
+_PHASES: Final = {
+    CaptureKind.RUN: Phase.BASELINE,
+    CaptureKind.BASELINE: Phase.BASELINE,
+    CaptureKind.AFTERMATH: Phase.AFTERMATH,
+}
 
 
 def _own_paths(request: CaptureRequest, rows: Iterable[ProcessRow]) -> dict[int, Mapping[str, str]]:

@@ -1,8 +1,8 @@
 """One worker of the pool: runs collectors, one step at a time, in a process that may be killed.
 
 It is told ``{"kind": "step", "step": …, "room": DIR, "earlier": DIR}`` and answers ``{"kind":
-"done", "step": ID, "complete": [NAME…], "failure": …}``; before the first step it says ``{"kind":
-"ready"}``. It sends nothing while a collector runs: the pool holds the clock.
+"done", "step": ID, "complete": [NAME…], "pause_ms": …, "failure": …}``; before the first step it
+says ``{"kind": "ready"}``. It sends nothing while a collector runs: the pool holds the clock.
 
 The identity of the target and the gates of the step are looked at here, right before the
 collector starts, because that is as late as they can be. This is the one place where a
@@ -15,7 +15,7 @@ import importlib
 import resource
 import traceback
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hangwatch.capture.rooms import QUOTA, StepRoom, is_full
 from hangwatch.core.codec import from_plain, to_plain
@@ -31,13 +31,10 @@ from hangwatch.system import procfs
 from hangwatch.system.channel import Channel
 from hangwatch.system.spawn import message_kind, serve
 
-MAX_MEMORY: Final = 2 << 30
-"""Bytes of address space for a collector and each tool it starts; py-spy needs a tenth."""
-
 
 def run_step(step: Step, room: StepRoom) -> Failure | None:
     """Run one step and say how it failed, if it did; what it wrote lies in the room."""
-    _limit()
+    _limit(step.memory)
     try:
         failure = _refuse(step)
         if failure is None:
@@ -51,9 +48,9 @@ def run_step(step: Step, room: StepRoom) -> Failure | None:
     return failure
 
 
-def _limit() -> None:
+def _limit(memory: int) -> None:
     for what, bytes_ in (
-        (resource.RLIMIT_AS, MAX_MEMORY),
+        (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, 2 * QUOTA),
         (resource.RLIMIT_CORE, 0),
     ):
@@ -144,6 +141,7 @@ def _answer(message: dict[str, Any]) -> dict[str, Any]:
         "kind": "done",
         "step": step.id,
         "complete": room.complete,
+        "pause_ms": room.pause_ms,
         "failure": to_plain(failure),
     }
 

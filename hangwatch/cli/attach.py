@@ -198,6 +198,8 @@ def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:
         seeds=(kin.pid,),
         logs=tuple(owner.log for owner in kin.logs),
         settings=resolved.as_rows(),
+        options=settings.collectors,
+        collect=settings.collect,
         state=str(settings.state),
         api_key_file=str(settings.api_key_file or ""),
     )

@@ -23,6 +23,8 @@ def _collectors() -> dict[str, str]:
     return {
         name: f"rung {found.rung}: {found.title}"
         + (f"; needs {found.needs}" if found.needs else "")
+        + ("; runs only by request: --collect " + name if found.opt_in else "")
+        + "".join(f"; {option}: {text}" for option, text in found.options.items())
         for name, found in sorted(registry.collectors().items(), key=lambda item: item[1].rung)
     }
 

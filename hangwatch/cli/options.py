@@ -110,6 +110,13 @@ _SETTINGS = (
         help="API keys that the servers ask for at /metrics, one a line; sent to them alone",
     ),
     click.option(
+        "--collect",
+        metavar="NAME",
+        multiple=True,
+        help="A collector that runs only by request; may be given several times  "
+        "(hangwatch list says which, and what they cost)",
+    ),
+    click.option(
         "--log-format",
         type=click.Choice(["auto", "console", "json"]),
         help="Form of hangwatch's own log on standard error  [default: auto]",

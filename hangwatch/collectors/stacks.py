@@ -166,5 +166,6 @@ COLLECTOR: Final = Collector(
     timeout=TIMEOUT,
     needs="the right to read the target's memory: same user, or SYS_PTRACE",
     python_only=True,
+    options={"py_spy": "path of another py-spy than the one that was installed with hangwatch"},
     collect=_collect,
 )

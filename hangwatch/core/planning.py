@@ -17,16 +17,32 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from hangwatch.model.capture import CapturePlan, Collector, Scope, Stage, Step, Target
+from hangwatch.model.capture import (
+    CaptureKind,
+    CapturePlan,
+    Collector,
+    Scope,
+    Stage,
+    Step,
+    Target,
+)
 from hangwatch.model.identity import Role
 from hangwatch.model.policy import Policy
 
 MAX_URLS: Final = 4
 """Addresses of one server that are tried; a Ray worker listens on several that are not HTTP."""
 
-LIGHT_RUNGS: Final = frozenset({1, 2, 3, 4, 7, 8, 9})
-"""Rungs of a capture of engines that nothing is wrong with: no tool that stops a process, and none
-that fails on a busy one."""
+LADDER: Final[Mapping[CaptureKind, tuple[frozenset[int], int]]] = {
+    CaptureKind.INCIDENT: (frozenset(range(1, 11)), 2),
+    CaptureKind.NOTICE: (frozenset({1, 2, 3, 4, 7, 8, 9}), 1),
+    CaptureKind.RUN: (frozenset({1, 2, 3, 4, 7, 8, 9}), 2),
+    CaptureKind.BASELINE: (frozenset({1, 3, 4}), 1),
+    CaptureKind.AFTERMATH: (frozenset({1, 2, 3, 4}), 1),
+}
+"""Rungs of each kind of capture, and how many samples are taken at most.
+
+Where nothing is wrong there is no tool that stops a process, and none that fails on a busy one.
+"""
 
 MAX_LOGS: Final = 256
 """40 processes under Ray write three logs each."""
@@ -46,7 +62,8 @@ def plan(
     options: Mapping[str, Mapping[str, str]] | None = None,
     deadline: float = 60.0,
     notes: tuple[str, ...] = (),
-    light: bool = False,
+    kind: CaptureKind = CaptureKind.INCIDENT,
+    collect: Collection[str] = (),
     well: Collection[int] = (),
 ) -> CapturePlan:
     """Return what to do, in order.
@@ -63,12 +80,17 @@ def plan(
         options: Settings of collectors, by name.
         deadline: Seconds for everything.
         notes: What is known to be missing.
-        light: Whether to leave out what a healthy engine might feel, and to look once.
+        kind: Why the capture is made; says which rungs it has.
+        collect: Names of the collectors, of those that run only by request, that are asked for.
         well: Servers that are captured for comparison only.
     """
     targets = tuple(targets)
-    if light:
-        collectors = [replace(c, samples=1) for c in collectors if c.rung in LIGHT_RUNGS]
+    rungs, samples = LADDER[kind]
+    collectors = (
+        replace(each, samples=min(samples, each.samples))
+        for each in collectors
+        if each.rung in rungs and (not each.opt_in or each.name in collect)
+    )
     collectors = sorted(collectors, key=lambda collector: (collector.rung, collector.name))
     draft = _Draft(
         targets=targets,
@@ -126,7 +148,7 @@ class _Draft:
         match collector.scope:
             case Scope.PROCESS:
                 for target in self._targets:
-                    if target.python or not collector.python_only:
+                    if _is_about(collector, target):
                         yield self._step(
                             collector,
                             sample,
@@ -192,9 +214,16 @@ class _Draft:
             subject=log,
             gates=collector.gates,
             attaches=collector.attaches,
+            memory=collector.memory,
             waits=collector.waits,
             options={**(options or {}), **self._options.get(collector.name, {})},
         )
+
+
+def _is_about(collector: Collector, target: Target) -> bool:
+    if collector.roles and target.role not in collector.roles:
+        return False
+    return target.python or not collector.python_only
 
 
 def _endpoints(

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -36,6 +36,9 @@ Seconds = Annotated[
 ]
 
 _DEFAULT: Final = Policy()
+
+_LISTS: Final = ("log", "collect")
+"""Settings that hold several values; a variable separates them with ``:``."""
 
 
 class Settings(BaseModel):
@@ -98,6 +101,12 @@ class Settings(BaseModel):
     """Time without work in the whole fleet that is worth a notice, while a job runs."""
     job_running: Annotated[bool, Field(title="true or false")] = _DEFAULT.job_running
     """Whether a job is known to run that should bring work; a driver that is seen is enough."""
+    collect: tuple[str, ...] = Field((), title="a list of collectors that run only by request")
+    """Collectors that an incident's capture runs besides, each at a price: see the safety page."""
+    collectors: Mapping[str, Mapping[str, str]] = Field(
+        default_factory=dict, title="a table of settings of collectors, [collectors.NAME]"
+    )
+    """Settings of collectors, by name."""
     observe_only: Annotated[bool, Field(title="true or false")] = False
     """Whether incidents are only reported: nothing is captured."""
     listen: str = Field("", title="an address and port: 127.0.0.1:9464")
@@ -165,6 +174,8 @@ def resolve(
         *_of_environment(variables),
         *_of_flags(flags),
     ):
+        if key == "collect":
+            _check_collect(value, origin)
         values[key] = value
         origins[key] = origin
     values.setdefault("state", default_state(variables))
@@ -194,7 +205,10 @@ def _of_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
             raise ConfigError(f"{place}: unknown setting {key!r}; {_nearest(key)}")
         if key == "profiles":
             _check_profiles(value, file, text)
-        yield key, _checked(key, value, place, strict=True), place
+        checked = _checked(key, value, place, strict=True)
+        if key == "collectors":
+            _check_collectors(checked, file, text)
+        yield key, checked, place
 
 
 def defined(file: Path | None) -> tuple[EngineProfile, ...]:
@@ -217,6 +231,36 @@ def _check_profiles(tables: Any, file: Path, text: str) -> None:
             keys = ("profiles", name, *error.keys)
             place = f"{file}:{_line_of_keys(keys, text)}"
             raise ConfigError(f"{place}: {'.'.join(keys)}: {error}") from error
+
+
+def _check_collectors(tables: Mapping[str, Mapping[str, str]], file: Path, text: str) -> None:
+    known = registry.collectors()
+    for name, table in tables.items():
+        place = f"{file}:{_line_of_keys(('collectors', name), text)}"
+        if name not in known:
+            raise ConfigError(f"{place}: there is no collector {name!r}; {_closest(name, known)}")
+        for option in table:
+            if option not in known[name].options:
+                place = f"{file}:{_line_of_keys(('collectors', name, option), text)}"
+                raise ConfigError(
+                    f"{place}: {name} has no setting {option!r}; "
+                    f"{_closest(option, known[name].options)}"
+                )
+
+
+def _check_collect(names: Iterable[str], origin: str) -> None:
+    known = [name for name, each in registry.collectors().items() if each.opt_in]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{origin}: no collector {name!r} runs by request; {_closest(name, known)}"
+            )
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known) or '(none)'}"
 
 
 def _line_of_keys(keys: Sequence[str], text: str) -> int:
@@ -257,7 +301,7 @@ def _of_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any, st
         key = name.removeprefix(PREFIX).lower()
         if key in Settings.model_fields:
             text = variables[name]
-            value = text.split(os.pathsep) if key == "log" else text
+            value = text.split(os.pathsep) if key in _LISTS else text
             yield key, _checked(key, value, name), name
         elif difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.8):
             raise ConfigError(f"unknown variable {name}; {_nearest(key, PREFIX, str.upper)}")

@@ -566,6 +566,8 @@ class Watch:
             beats=tuple(b for b in beats if b.instance not in retired)[-MAX_TOLD_BEATS:],
             transitions=self._history.transitions,
             settings=self._resolved.as_rows(),
+            options=self._settings.collectors,
+            collect=self._settings.collect,
             state=str(self._settings.state),
             api_key_file=str(self._settings.api_key_file or ""),
         )

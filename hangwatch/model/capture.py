@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import InstanceKey, ProcessId, Role
@@ -17,6 +17,9 @@ from hangwatch.model.policy import Policy
 from hangwatch.model.process import Listener
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Epoch, Instant
+
+MAX_MEMORY: Final = 2 << 30
+"""Bytes of address space for a step and each tool it starts; py-spy needs a tenth."""
 
 
 class Scope(StrEnum):
@@ -116,6 +119,7 @@ class Step:
         gates: What must hold right before it.
         attaches: Whether it stops the target with ptrace.
         waits: Whether it waits for others rather than computes.
+        memory: Bytes of address space that it and each tool it starts may have.
         options: Further settings of the collector, plain strings.
     """
 
@@ -133,6 +137,7 @@ class Step:
     gates: tuple[Gate, ...] = ()
     attaches: bool = False
     waits: bool = False
+    memory: int = MAX_MEMORY
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -277,6 +282,9 @@ class Room(Protocol):
     def earlier(self, name: str) -> bytes | None:
         """Return what an earlier step left as *name* in this step's folder, or ``None``."""
 
+    def paused(self, milliseconds: float) -> None:
+        """Say how long the target stood still for this step, as seen from outside."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector:
@@ -297,6 +305,10 @@ class Collector:
         gates: What must hold right before it.
         waits: Whether it waits for others (a server, a driver) rather than computes: such steps
             run beside the others, so that one that answers late delays nothing.
+        opt_in: Whether it runs only where somebody asked for it by name.
+        roles: The only processes that it is about, by what they do; empty for all.
+        memory: Bytes of address space that it and each tool it starts may have.
+        options: What can be set of it, each with a line for people.
     """
 
     name: str
@@ -312,6 +324,10 @@ class Collector:
     attaches: bool = False
     gates: tuple[Gate, ...] = ()
     waits: bool = False
+    opt_in: bool = False
+    roles: frozenset[Role] = frozenset()
+    memory: int = MAX_MEMORY
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 class CaptureKind(StrEnum):
@@ -322,6 +338,10 @@ class CaptureKind(StrEnum):
     """No engine is at fault: what can be had without touching any of them."""
     RUN = "run"
     """Nothing is wrong: a record of a healthy process or fleet."""
+    BASELINE = "baseline"
+    """Nothing is wrong: a cheap look every few minutes, for a later one to be compared with."""
+    AFTERMATH = "aftermath"
+    """What became of the processes of an incident, minutes after its capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +384,7 @@ class CaptureRequest:
         transitions: How the verdicts changed.
         settings: Resolved settings: name to ``{"value": …, "origin": …}``.
         options: Settings of collectors: name to option to value.
+        collect: Names of the collectors, of those that run only by request, that are asked for.
         deadline: Seconds after which whatever arrived is bundled.
         state: State directory, where the pseudonym key lies; ``""`` for one of this capture.
         api_key_file: File with API keys of the servers, or ``""``; the keys themselves are read
@@ -386,6 +407,7 @@ class CaptureRequest:
     transitions: tuple[Transition, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    collect: tuple[str, ...] = ()
     deadline: float = 60.0
     state: str = ""
     api_key_file: str = ""

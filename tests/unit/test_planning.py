@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 
 from hangwatch.core.planning import file_name, plan
-from hangwatch.model.capture import Collector, Gate, Scope, Stage, Target
+from hangwatch.model.capture import CaptureKind, Collector, Gate, Scope, Stage, Target
 from hangwatch.model.identity import ProcessId, Role
 from hangwatch.model.policy import Policy
 from hangwatch.model.process import Listener
@@ -185,3 +185,18 @@ def test_the_first_sample_of_a_file_has_no_number():
         file_name("threads", ".json", 1),
         file_name("threads", ".json", 2),
     )
+
+
+def test_a_healthy_fleet_is_looked_at_without_tools_that_could_be_felt():
+    made = ids(target(1), collectors=(KERNEL, STACKS, LOGS), kind=CaptureKind.BASELINE)
+
+    assert ["kernel/1"] == made
+
+
+def test_a_collector_with_a_price_runs_only_for_whom_it_is_made_and_only_by_request():
+    priced = collector("dump", rung=10, opt_in=True, roles=frozenset({Role.ENGINE}), memory=1 << 30)
+    everyone = [target(1), target(2, Role.DRIVER)]
+    asked = plan(everyone, collectors=[priced], policy=Policy(), paths={}, collect=("dump",))
+
+    assert [] == ids(*everyone, collectors=[priced])
+    assert [("dump/1", 1 << 30)] == [(step.id, step.memory) for step in asked.steps]

@@ -112,6 +112,23 @@ def test_a_wrong_type_is_an_error_that_says_what_is_taken(tmp_path, line, expect
     assert f"/hangwatch.toml:1: {key} {expected}" == message
 
 
+def test_a_collector_that_does_not_exist_is_an_error_with_its_line(tmp_path):
+    message = complaint(tmp_path, "\n[collectors.stack]\npy_spy = '/opt/py-spy'\n")
+
+    assert "/hangwatch.toml:2: there is no collector 'stack'; did you mean stacks?" == message
+
+
+def test_a_setting_that_a_collector_does_not_have_is_an_error_with_its_line(tmp_path):
+    message = complaint(tmp_path, "[collectors.stacks]\npyspy = '/opt/py-spy'\n")
+
+    assert "/hangwatch.toml:2: stacks has no setting 'pyspy'; did you mean py_spy?" == message
+
+
+def test_only_a_collector_that_runs_by_request_can_be_requested():
+    with pytest.raises(ConfigError, match=r"^--collect: no collector 'kernel' runs by request; "):
+        resolve({"collect": ("kernel",)}, environment={})
+
+
 def test_a_file_that_is_not_toml_is_an_error_with_its_place(tmp_path):
     message = complaint(tmp_path, "a = = 1\n")
 
