@@ -37,7 +37,8 @@ WORKER: Final = "hangwatch.capture.worker"
 
 MAX_WIDTH: Final = 4
 
-WAITING_WIDTH: Final = 2
+WAITING_WIDTH: Final = 3
+"""Servers, the GPU driver's library and a program that asks the driver too may all be mute."""
 
 START_TIMEOUT: Final = 20.0
 """Seconds for a worker to start: an interpreter takes 0.05 s, a machine under load far more."""

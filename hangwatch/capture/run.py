@@ -127,6 +127,7 @@ class _Capture:
         self._evidence: dict[str, Evidence] = {}
         self._first_evidence_at: Instant | None = None
         self._in_d_state: set[int] = set()
+        self._steps: tuple[Step, ...] = ()
         self._planned: frozenset[str] = frozenset()
         self._second_at = Instant(0.0)
         self.pool = Pool(
@@ -143,6 +144,7 @@ class _Capture:
         try:
             plan = self.plan()
             self._total = len(plan.steps)
+            self._steps = plan.steps
             self._planned = frozenset(step.id for step in plan.steps)
             first, second, rest = _split(plan)
             self._second_at = Instant(self._clock.now() + plan.sample_gap)
@@ -231,7 +233,12 @@ class _Capture:
         return step.rung >= 4 and target is not None and target.process.pid in self._in_d_state
 
     def _is_held(self, step: Step) -> bool:
-        """Say whether a step would read memory before the states of the threads are known."""
+        """Say whether a step would read memory before the states of the threads are known.
+
+        One that leaves its target broken waits until there is nothing left to read.
+        """
+        if step.harms:
+            return any(other.id not in self._evidence for other in self._steps if not other.harms)
         if step.rung < 4 or step.target is None:
             return False
         look = f"kernel/{step.target.process}/{step.sample}"

@@ -1,8 +1,15 @@
 """The state of every GPU by NVML, in the columns that ``nvidia-smi --query-gpu`` would print.
 
+Utilisation is a mean over the last sixth of a second to second, so that one look says little: the
+first sample goes on looking, twice a second, until the second sample is due. A kernel that never
+ends shows 100 % with no memory activity all the while; an engine at work does not.
+
 The driver's library can block for ever on a wedged GPU, therefore this waits beside the others
 and is killed at its deadline; what was read of the GPUs before is kept. Opens the driver's control
 device and creates no CUDA context: nothing runs on the GPU for it.
+
+The driver knows processes by the numbers of a pid namespace that need not be ours: ``ours`` says
+whether a process of that number here has this GPU open.
 """
 
 from __future__ import annotations
@@ -10,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from hangwatch.core.planning import file_name
@@ -20,11 +29,73 @@ from hangwatch.model.capture import (
     FailureKind,
     Room,
     Scope,
+    Sink,
     Stage,
     Step,
 )
+from hangwatch.system import procfs
+
+FOLDER: Final = "gpu"
+
+INTERVAL: Final = 0.5
+"""Seconds between two readings of the series; the driver itself takes five samples a second."""
+
+MAX_READINGS: Final = 10
 
 _NOT_AVAILABLE: Final = "[N/A]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gpu:
+    index: int
+    handle: Any
+
+
+class _Driver:
+    """The driver's library, asked about one thing after the other.
+
+    Attributes:
+        problems: What it said of the GPUs that it lost.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.problems: dict[int, str] = {}
+
+    def gpus(self) -> Iterator[_Gpu | int]:
+        """Yield every GPU; for one that cannot even be named, its number."""
+        for index in range(self.nvml.nvmlDeviceGetCount()):
+            try:
+                yield _Gpu(index=index, handle=self.nvml.nvmlDeviceGetHandleByIndex(index))
+            except self.nvml.NVMLError as error:
+                self.problems[index] = (
+                    f"Unable to determine the device handle for GPU{index}: {error}"
+                )
+                yield index
+
+    def cell(self, gpu: _Gpu, read: Callable[[Any, Any], str]) -> str:
+        """Return what *read* says of a GPU, as ``nvidia-smi`` would print it."""
+        try:
+            return read(self.nvml, gpu.handle)
+        except AttributeError:  # a question that an older nvidia-ml-py does not know
+            return _NOT_AVAILABLE
+        except self.nvml.NVMLError as error:
+            code = getattr(error, "value", None)
+            if code == self.nvml.NVML_ERROR_GPU_IS_LOST:
+                self.problems.setdefault(gpu.index, f"GPU{gpu.index}: {error}")
+            if code in (
+                self.nvml.NVML_ERROR_NOT_SUPPORTED,
+                self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            ):
+                return _NOT_AVAILABLE
+            return f"[{error}]"
+
+    def answer(self, question: str, gpu: _Gpu, *arguments: Any) -> Any:
+        """Return what the library answers, or ``None`` where it does not."""
+        try:
+            return getattr(self.nvml, question)(gpu.handle, *arguments)
+        except (AttributeError, self.nvml.NVMLError):
+            return None
 
 
 def _collect(step: Step, room: Room) -> None:
@@ -38,13 +109,12 @@ def _collect(step: Step, room: Room) -> None:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         raise _no_driver(nvml, error) from error
+    driver = _Driver(nvml)
     try:
-        problems = _read(nvml, step, room)
+        _read(driver, step, room)
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-    if problems:
-        room.write(file_name("gpu", ".err", step.sample), "\n".join(problems).encode() + b"\n")
 
 
 def _no_driver(nvml: Any, error: Exception) -> CollectorError:
@@ -59,42 +129,128 @@ def _no_driver(nvml: Any, error: Exception) -> CollectorError:
     return CollectorError(FailureKind.TOOL_FAILED, f"the NVIDIA driver says: {error}")
 
 
-def _read(nvml: Any, step: Step, room: Room) -> list[str]:
-    """Write a row for each GPU as it is read; return what the driver said of those it lost."""
-    problems = []
-    users: list[dict[str, Any]] = []
-    with room.create(file_name("gpu", ".csv", step.sample)) as out:
-        out.write((", ".join(name for name, _ in _COLUMNS) + "\n").encode())
-        for index in range(nvml.nvmlDeviceGetCount()):
-            try:
-                device = nvml.nvmlDeviceGetHandleByIndex(index)
-            except nvml.NVMLError as error:
-                problems.append(f"Unable to determine the device handle for GPU{index}: {error}")
+def _read(driver: _Driver, step: Step, room: Room) -> None:
+    began = time.monotonic()
+    gpus = []
+    with room.create(_name("gpu", ".csv", step)) as out:
+        _write(out, (name for name, _ in _COLUMNS))
+        for gpu in driver.gpus():
+            if isinstance(gpu, int):
+                said = driver.problems[gpu].partition(": ")[2]
+                _write(out, (str(gpu), *(f"[{said}]" for _ in _COLUMNS[1:])))
                 continue
-            cells = [str(index), *(_cell(nvml, device, read) for _, read in _COLUMNS[1:])]
-            out.write((", ".join(cells) + "\n").encode())
-            with contextlib.suppress(nvml.NVMLError):
-                users += [
-                    {"gpu": index, "pid": user.pid, "used_mib": (user.usedGpuMemory or 0) >> 20}
-                    for user in nvml.nvmlDeviceGetComputeRunningProcesses(device)
-                ]
-    lines = ",\n ".join(json.dumps(user) for user in users)
-    room.write(file_name("gpu_processes", ".json", step.sample), f"[\n {lines}\n]\n".encode())
-    return problems
+            gpus.append(gpu)
+            cells = (driver.cell(gpu, read) for _, read in _COLUMNS[1:])
+            _write(out, (str(gpu.index), *cells))
+    if driver.problems:
+        problems = "\n".join(driver.problems.values())
+        room.write(_name("gpu", ".err", step), f"{problems}\n".encode())
+    _processes(driver, gpus, step, room)
+    _links(driver, gpus, step, room)
+    if step.sample == 1:
+        _series(driver, gpus, step, room, began)
 
 
-def _cell(nvml: Any, device: Any, read: Callable[[Any, Any], str]) -> str:
+def _name(stem: str, suffix: str, step: Step) -> str:
+    return f"{FOLDER}/{file_name(stem, suffix, step.sample)}"
+
+
+def _write(out: Sink, cells: Iterable[str]) -> None:
+    out.write((", ".join(cells) + "\n").encode())
+
+
+def _processes(driver: _Driver, gpus: Iterable[_Gpu], step: Step, room: Room) -> None:
+    """Write who has memory on which GPU, and how busy the driver found each of them."""
+    lines = ",\n ".join(json.dumps(user) for gpu in gpus for user in _users(driver, gpu))
+    room.write(_name("gpu_processes", ".json", step), f"[\n {lines}\n]\n".encode())
+
+
+def _users(driver: _Driver, gpu: _Gpu) -> Iterator[dict[str, Any]]:
+    minor = driver.answer("nvmlDeviceGetMinorNumber", gpu)
+    # Since the driver was loaded; one row a process, or several of different instants.
+    busy: dict[int, Any] = {}
+    for each in driver.answer("nvmlDeviceGetProcessUtilization", gpu, 0) or ():
+        if each.pid not in busy or busy[each.pid].timeStamp < each.timeStamp:
+            busy[each.pid] = each
+    for kind in ("Compute", "Graphics"):
+        for user in driver.answer(f"nvmlDeviceGet{kind}RunningProcesses", gpu) or ():
+            rates = busy.get(user.pid)
+            yield {
+                "gpu": gpu.index,
+                "pid": user.pid,
+                "kind": kind.lower(),
+                "used_mib": None if user.usedGpuMemory is None else user.usedGpuMemory >> 20,
+                "sm_pct": None if rates is None else rates.smUtil,
+                "memory_pct": None if rates is None else rates.memUtil,
+                "ours": _is_ours(user.pid, gpu.index if minor is None else minor),
+            }
+
+
+def _is_ours(pid: int, minor: int) -> bool | None:
+    """Say whether the process of that number here has the GPU open; ``None`` if it may not be told.
+
+    In another pid namespace the number is somebody else's, or nobody's.
+    """
+    if procfs.start_ticks(pid) is None:
+        return False
     try:
-        return read(nvml, device)
-    except nvml.NVMLError as error:
-        if getattr(error, "value", None) == nvml.NVML_ERROR_NOT_SUPPORTED:
-            return _NOT_AVAILABLE
-        return f"[{error}]"
+        return f"/dev/nvidia{minor}" in procfs.links(pid).values()
+    except OSError:
+        return None
 
 
-def _name(nvml: Any, device: Any) -> str:
-    name = nvml.nvmlDeviceGetName(device)
-    return name.decode() if isinstance(name, bytes) else str(name)
+def _links(driver: _Driver, gpus: Iterable[_Gpu], step: Step, room: Room) -> None:
+    """Write the state and the error counters of each NVLink; nothing where there are none."""
+    nvml = driver.nvml
+    rows = []
+    for gpu in gpus:
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            state = driver.answer("nvmlDeviceGetNvLinkState", gpu, link)
+            if state is None:
+                break
+            errors = (
+                driver.answer("nvmlDeviceGetNvLinkErrorCounter", gpu, link, counter)
+                for counter in (
+                    nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
+                    nvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
+                    nvml.NVML_NVLINK_ERROR_DL_REPLAY,
+                    nvml.NVML_NVLINK_ERROR_DL_RECOVERY,
+                )
+            )
+            remote = driver.answer("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link)
+            cells = (
+                gpu.index,
+                link,
+                "Active" if state else "Inactive",
+                driver.answer("nvmlDeviceGetNvLinkVersion", gpu, link),
+                None if remote is None else _text(remote.busId),
+                *errors,
+            )
+            rows.append([_NOT_AVAILABLE if cell is None else str(cell) for cell in cells])
+    if rows:
+        with room.create(_name("gpu_links", ".csv", step)) as out:
+            _write(out, _LINK_COLUMNS)
+            for row in rows:
+                _write(out, row)
+
+
+def _series(driver: _Driver, gpus: Iterable[_Gpu], step: Step, room: Room, began: float) -> None:
+    """Look at what changes until the second sample is due, if there will be one."""
+    gap = float(step.options.get("gap", "0"))
+    readings = min(MAX_READINGS, int(gap / INTERVAL))
+    if not readings or not (gpus := tuple(gpus)):
+        return
+    with room.create(f"{FOLDER}/gpu_series.csv") as out:
+        _write(out, ("elapsed [s]", "index", *(name for name, _ in _SERIES)))
+        for number in range(readings):
+            time.sleep(max(0.0, began + number * INTERVAL - time.monotonic()))
+            for gpu in gpus:
+                at = f"{time.monotonic() - began:.2f}"
+                _write(out, (at, str(gpu.index), *(driver.cell(gpu, read) for _, read in _SERIES)))
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def _memory(nvml: Any, device: Any) -> Any:
@@ -105,32 +261,138 @@ def _memory(nvml: Any, device: Any) -> Any:
         return nvml.nvmlDeviceGetMemoryInfo(device)
 
 
-def _ecc(nvml: Any, device: Any) -> str:
-    return str(
-        nvml.nvmlDeviceGetTotalEccErrors(
-            device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+def _ecc(kind: str, counter: str) -> Callable[[Any, Any], str]:
+    def read(nvml: Any, device: Any) -> str:
+        return str(
+            nvml.nvmlDeviceGetTotalEccErrors(
+                device,
+                getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind}"),
+                getattr(nvml, f"NVML_{counter}_ECC"),
+            )
         )
-    )
+
+    return read
 
 
-_COLUMNS: Final[tuple[tuple[str, Callable[[Any, Any], str]], ...]] = (
-    ("index", lambda _nvml, _device: ""),
-    ("name", _name),
+def _retired(cause: str) -> Callable[[Any, Any], str]:
+    def read(nvml: Any, device: Any) -> str:
+        cause_code = getattr(nvml, f"NVML_PAGE_RETIREMENT_CAUSE_{cause}")
+        return str(len(nvml.nvmlDeviceGetRetiredPages(device, cause_code)))
+
+    return read
+
+
+def _remapped(number: int, words: tuple[str, ...] = ()) -> Callable[[Any, Any], str]:
+    def read(nvml: Any, device: Any) -> str:
+        value = nvml.nvmlDeviceGetRemappedRows(device)[number]
+        return words[bool(value)] if words else str(value)
+
+    return read
+
+
+def _word(question: str, *words: str) -> Callable[[Any, Any], str]:
+    """Return what reads a number that stands for one of *words*."""
+
+    def read(nvml: Any, device: Any) -> str:
+        value = getattr(nvml, question)(device)
+        value = value[0] if isinstance(value, list | tuple) else value
+        return words[value] if 0 <= value < len(words) else str(value)
+
+    return read
+
+
+def _number(question: str, unit: str = "") -> Callable[[Any, Any], str]:
+    def read(nvml: Any, device: Any) -> str:
+        return f"{getattr(nvml, question)(device)}{unit}"
+
+    return read
+
+
+def _event_reasons(nvml: Any, device: Any) -> str:
+    return f"0x{nvml.nvmlDeviceGetCurrentClocksEventReasons(device):016x}"
+
+
+_UTILIZATION: Final[tuple[tuple[str, Callable[[Any, Any], str]], ...]] = (
     ("utilization.gpu [%]", lambda n, d: f"{n.nvmlDeviceGetUtilizationRates(d).gpu} %"),
     ("utilization.memory [%]", lambda n, d: f"{n.nvmlDeviceGetUtilizationRates(d).memory} %"),
+)
+_POWER: Final = ("power.draw [W]", lambda n, d: f"{n.nvmlDeviceGetPowerUsage(d) / 1000:.2f} W")
+_CLOCKS: Final = (
+    ("clocks.sm [MHz]", lambda n, d: f"{n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_SM)} MHz"),
+    ("clocks.mem [MHz]", lambda n, d: f"{n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_MEM)} MHz"),
+)
+_SERIES: Final[tuple[tuple[str, Callable[[Any, Any], str]], ...]] = (
+    *_UTILIZATION,
+    _POWER,
+    *_CLOCKS,
+    ("clocks_event_reasons.active", _event_reasons),
+)
+_COLUMNS: Final[tuple[tuple[str, Callable[[Any, Any], str]], ...]] = (
+    ("index", lambda _nvml, _device: ""),
+    ("name", lambda n, d: _text(n.nvmlDeviceGetName(d))),
+    *_UTILIZATION,
     ("memory.used [MiB]", lambda n, d: f"{_memory(n, d).used >> 20} MiB"),
     ("memory.total [MiB]", lambda n, d: f"{_memory(n, d).total >> 20} MiB"),
-    ("power.draw [W]", lambda n, d: f"{n.nvmlDeviceGetPowerUsage(d) / 1000:.2f} W"),
+    _POWER,
     ("power.limit [W]", lambda n, d: f"{n.nvmlDeviceGetEnforcedPowerLimit(d) / 1000:.2f} W"),
-    ("clocks.sm [MHz]", lambda n, d: f"{n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_SM)} MHz"),
-    ("ecc.errors.uncorrected.volatile.total", _ecc),
+    *_CLOCKS,
+    ("clocks_event_reasons.active", _event_reasons),
+    (
+        "temperature.gpu",
+        lambda n, d: str(n.nvmlDeviceGetTemperature(d, n.NVML_TEMPERATURE_GPU)),
+    ),
+    ("ecc.errors.corrected.volatile.total", _ecc("CORRECTED", "VOLATILE")),
+    ("ecc.errors.uncorrected.volatile.total", _ecc("UNCORRECTED", "VOLATILE")),
+    ("ecc.errors.corrected.aggregate.total", _ecc("CORRECTED", "AGGREGATE")),
+    ("ecc.errors.uncorrected.aggregate.total", _ecc("UNCORRECTED", "AGGREGATE")),
+    (
+        "retired_pages.single_bit_ecc.count",
+        _retired("MULTIPLE_SINGLE_BIT_ECC_ERRORS"),
+    ),
+    ("retired_pages.double_bit.count", _retired("DOUBLE_BIT_ECC_ERROR")),
+    ("remapped_rows.correctable", _remapped(0)),
+    ("remapped_rows.uncorrectable", _remapped(1)),
+    ("remapped_rows.pending", _remapped(2, ("No", "Yes"))),
+    ("remapped_rows.failure", _remapped(3, ("No", "Yes"))),
+    ("pcie.link.gen.current", _number("nvmlDeviceGetCurrPcieLinkGeneration")),
+    ("pcie.link.gen.max", _number("nvmlDeviceGetMaxPcieLinkGeneration")),
+    ("pcie.link.width.current", _number("nvmlDeviceGetCurrPcieLinkWidth")),
+    ("pcie.link.width.max", _number("nvmlDeviceGetMaxPcieLinkWidth")),
+    ("pcie.replays", _number("nvmlDeviceGetPcieReplayCounter")),
     ("pstate", lambda n, d: f"P{n.nvmlDeviceGetPerformanceState(d)}"),
+    ("persistence_mode", _word("nvmlDeviceGetPersistenceMode", "Disabled", "Enabled")),
+    (
+        "compute_mode",
+        _word(
+            "nvmlDeviceGetComputeMode",
+            "Default",
+            "Exclusive_Thread",
+            "Prohibited",
+            "Exclusive_Process",
+        ),
+    ),
+    ("mig.mode.current", _word("nvmlDeviceGetMigMode", "Disabled", "Enabled")),
+    ("minor_number", _number("nvmlDeviceGetMinorNumber")),
+    ("pci.bus_id", lambda n, d: _text(n.nvmlDeviceGetPciInfo(d).busId)),
+    ("uuid", lambda n, d: _text(n.nvmlDeviceGetUUID(d))),
+    ("driver_version", lambda n, _: _text(n.nvmlSystemGetDriverVersion())),
+)
+_LINK_COLUMNS: Final = (
+    "index",
+    "link",
+    "state",
+    "version",
+    "remote.bus_id",
+    "errors.crc_flit",
+    "errors.crc_data",
+    "errors.replay",
+    "errors.recovery",
 )
 
 
 COLLECTOR: Final = Collector(
     name="gpu",
-    title="Utilisation, memory, power, clocks and errors of every GPU",
+    title="Utilisation, memory, power, clocks, links, errors and processes of every GPU",
     scope=Scope.NODE,
     rung=3,
     stage=Stage.A,

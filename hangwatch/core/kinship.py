@@ -303,6 +303,7 @@ def _target(
         comm=row.comm,
         ppid=row.ppid,
         gpu=row.gpus[0] if len(row.gpus) == 1 else None,
+        gpus=row.gpus,
         instance=instance.instance.name if instance is not None else "",
         why=search.why[row.pid],
         suspicion=suspicion,

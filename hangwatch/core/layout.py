@@ -72,6 +72,8 @@ _KINDS: Final = (
         ),
         Kind.FACTS,
     ),
+    # What tools print for people.
+    (re.compile(r"(nvidia_smi|cuda_gdb|gpu_core|nccl_ras|flight_recorder)\.txt"), Kind.OTHER),
     (re.compile(r".*\.(log|out|err|txt)(\.\d{1,4})?"), Kind.LOG),
 )
 

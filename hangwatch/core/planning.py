@@ -98,6 +98,7 @@ def plan(
         logs=tuple(logs),
         options=options or {},
         well=well,
+        gap=policy.sample_gap,
     )
     steps = [
         step
@@ -136,7 +137,9 @@ class _Draft:
         logs: tuple[str, ...],
         options: Mapping[str, Mapping[str, str]],
         well: Collection[int],
+        gap: float,
     ) -> None:
+        self._gap = gap
         self._well = well
         self._targets = targets
         self._endpoints = endpoints
@@ -147,15 +150,15 @@ class _Draft:
     def steps(self, collector: Collector, sample: int) -> Iterator[Step]:
         match collector.scope:
             case Scope.PROCESS:
-                for target in self._targets:
-                    if _is_about(collector, target):
-                        yield self._step(
-                            collector,
-                            sample,
-                            subject=str(target.process),
-                            folder=target.folder,
-                            target=target,
-                        )
+                about = [target for target in self._targets if _is_about(collector, target)]
+                for target in about[: collector.most or None]:
+                    yield self._step(
+                        collector,
+                        sample,
+                        subject=str(target.process),
+                        folder=target.folder,
+                        target=target,
+                    )
             case Scope.ENDPOINT:
                 # One step asks every server, each in a thread: a server that answers late or
                 # never must not use up a worker of its own.
@@ -185,7 +188,13 @@ class _Draft:
                         options={"name": name, "named": "yes" if log in self._named else ""},
                     )
             case Scope.NODE:
-                yield self._step(collector, sample, folder=PurePosixPath(), targets=self._targets)
+                yield self._step(
+                    collector,
+                    sample,
+                    folder=PurePosixPath(),
+                    targets=self._targets,
+                    options={"gap": f"{self._gap:g}"} if collector.samples > 1 else {},
+                )
 
     def _step(
         self,
@@ -216,12 +225,15 @@ class _Draft:
             attaches=collector.attaches,
             memory=collector.memory,
             waits=collector.waits,
+            harms=collector.harms,
             options={**(options or {}), **self._options.get(collector.name, {})},
         )
 
 
 def _is_about(collector: Collector, target: Target) -> bool:
     if collector.roles and target.role not in collector.roles:
+        return False
+    if collector.gpu_only and not target.gpus:
         return False
     return target.python or not collector.python_only
 

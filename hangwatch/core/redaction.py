@@ -159,6 +159,13 @@ _VERSION_BEFORE: Final = re.compile(
 _IPV4_DASHED: Final = re.compile(r"\bip(?:-\d{1,3}){4}\b(?:\.[a-z0-9.-]+)?")
 _IPV6: Final = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])")
 _MAC: Final = re.compile(r"(?<![\w:])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])")
+# A part of hardware is known by its number wherever it goes.
+_GPU: Final = re.compile(
+    r"(?i)(?<![\w-])(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![\w-])"
+)
+_SERIAL: Final = re.compile(
+    r"(?i)(\b(?:serial number|gpu pdi|gpu fabric guid|cluster ?uuid)\s*:\s*)(?!N/A)([\w.-]{4,64})"
+)
 _URL_HOST: Final = re.compile(r"(://(?:\[redacted\]@)?)([A-Za-z0-9][A-Za-z0-9.-]{0,253})")
 _INTERNAL: Final = re.compile(
     r"(?<![\w.@/-])[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,6}"
@@ -234,6 +241,8 @@ _HOME_HINTS: Final = _hints("/home/", "/users/")
 _IPV4_HINTS: Final = _hints(r"\.\d{1,3}\.\d{1,3}\.\d")
 _IPV4_DASHED_HINTS: Final = _hints(r"ip-\d")
 _COLONS_HINTS: Final = _hints("::", ":[0-9a-f]{1,4}:[0-9a-f]{1,4}:[0-9a-f]{1,4}:")
+_GPU_HINTS: Final = _hints(r"gpu-[0-9a-f]{8}-", r"mig-[0-9a-f]{8}-")
+_SERIAL_HINTS: Final = _hints("serial number", "gpu pdi", "gpu fabric guid", r"cluster ?uuid")
 _INTERNAL_HINTS: Final = _hints(r"\.(?:local|internal|intranet|corp|lan|cluster|svc|home\.arpa)")
 _POD_HINTS: Final = _hints("-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
 
@@ -286,7 +295,7 @@ class Redactor:
 
     Attributes:
         counts: How many things of each kind were taken out: ``secret``, ``prompt``, ``host``,
-            ``address``, ``email``, ``user``, ``environment``.
+            ``address``, ``email``, ``user``, ``gpu``, ``serial``, ``environment``.
     """
 
     def __init__(
@@ -515,6 +524,8 @@ class Redactor:
         text = _on_lines(text, _IPV4_DASHED_HINTS, self._renaming(_IPV4_DASHED, "host"))
         text = _on_lines(text, _IPV4_HINTS, lambda line: _IPV4.sub(self._ip, line))
         text = _on_lines(text, _COLONS_HINTS, self._colons)
+        text = _on_lines(text, _GPU_HINTS, self._renaming(_GPU, "gpu"))
+        text = _on_lines(text, _SERIAL_HINTS, self._renaming(_SERIAL, "serial"))
         text = _on_lines(text, _INTERNAL_HINTS, self._renaming(_INTERNAL, "host"))
         text = _on_lines(text, _POD_HINTS, self._renaming(_POD, "host"))
         if self._hosts:
@@ -693,7 +704,7 @@ def _nobodys(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def _is_pseudonym(name: str) -> bool:
-    return re.fullmatch(r"(host|address|mac|user|email)-[0-9a-f]+", name) is not None
+    return re.fullmatch(r"(host|address|mac|user|email|gpu|serial)-[0-9a-f]+", name) is not None
 
 
 def _names_secret(text: str) -> bool:

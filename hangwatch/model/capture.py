@@ -72,6 +72,7 @@ class Target:
         ppid: Its parent.
         rank: Rank or engine number, if known.
         gpu: Index of the GPU it holds, if known.
+        gpus: Numbers of the ``/dev/nvidiaN`` that it has open: CUDA opens those of all GPUs.
         instance: Name of the engine instance it belongs to, if known.
         why: How it was found: ``port 23333 of …``, ``child of 42``, ``same raylet as 42``.
         suspicion: Higher is captured first.
@@ -87,6 +88,7 @@ class Target:
     ppid: int = 0
     rank: int | None = None
     gpu: int | None = None
+    gpus: tuple[int, ...] = ()
     instance: str = ""
     why: str = ""
     suspicion: int = 0
@@ -120,6 +122,7 @@ class Step:
         attaches: Whether it stops the target with ptrace.
         waits: Whether it waits for others rather than computes.
         memory: Bytes of address space that it and each tool it starts may have.
+        harms: Whether it runs after all others, because it leaves the target broken.
         options: Further settings of the collector, plain strings.
     """
 
@@ -138,6 +141,7 @@ class Step:
     attaches: bool = False
     waits: bool = False
     memory: int = MAX_MEMORY
+    harms: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -308,6 +312,9 @@ class Collector:
         opt_in: Whether it runs only where somebody asked for it by name.
         roles: The only processes that it is about, by what they do; empty for all.
         memory: Bytes of address space that it and each tool it starts may have.
+        gpu_only: Skipped for targets that have no GPU open.
+        most: The most suspicious so many targets only; 0 for all.
+        harms: Whether it runs after all others, because it leaves the target broken.
         options: What can be set of it, each with a line for people.
     """
 
@@ -327,6 +334,9 @@ class Collector:
     opt_in: bool = False
     roles: frozenset[Role] = frozenset()
     memory: int = MAX_MEMORY
+    gpu_only: bool = False
+    most: int = 0
+    harms: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -21,6 +21,8 @@ from hangwatch.model.identity import ProcessId, Role
         ("health.json", Kind.HEALTH, 1),
         ("metrics2.prom", Kind.METRICS, 2),
         ("gpu/gpu.csv", Kind.GPU, 1),
+        ("gpu/gpu_series.csv", Kind.OTHER, 1),
+        ("gpu/nvidia_smi.txt", Kind.OTHER, 1),
         ("gpu.err", Kind.GPU_PROBLEM, 1),
         ("kmsg.txt", Kind.KERNEL_LOG, 1),
         ("topology.json", Kind.FACTS, 1),

@@ -200,3 +200,27 @@ def test_a_collector_with_a_price_runs_only_for_whom_it_is_made_and_only_by_requ
 
     assert [] == ids(*everyone, collectors=[priced])
     assert [("dump/1", 1 << 30)] == [(step.id, step.memory) for step in asked.steps]
+
+
+def test_a_collector_of_gpus_leaves_out_who_has_none_open_and_stops_at_its_number():
+    priced = collector("attach", rung=10, gpu_only=True, most=1)
+
+    assert ["attach/2"] == ids(
+        target(1), target(2, gpus=(0, 1)), target(3, gpus=(2,)), collectors=[priced]
+    )
+
+
+def test_what_breaks_its_target_says_so_in_the_plan():
+    (step,) = plan(
+        [target(1)], collectors=[collector("core", rung=10, harms=True)], policy=Policy(), paths={}
+    ).steps
+
+    assert step.harms
+
+
+def test_a_look_at_the_whole_machine_knows_how_long_it_is_until_the_next_one():
+    made = plan([], collectors=[GPU], policy=Policy(sample_gap=3.5), paths={})
+    baseline = plan([], collectors=[GPU], policy=Policy(), paths={}, kind=CaptureKind.BASELINE)
+
+    assert ["3.5", "3.5"] == [step.options["gap"] for step in made.steps]
+    assert [{}] == [dict(step.options) for step in baseline.steps]

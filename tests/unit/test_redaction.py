@@ -169,3 +169,22 @@ def test_a_secret_that_is_known_is_masked_whatever_its_form():
 
     assert "see [redacted], [redacted]; [redacted], but not abcd" == redactor.string(text)
     assert {"said": "[redacted]"} == json.loads(redactor.file("health.json", document))
+
+
+def test_a_gpu_is_the_same_one_throughout_and_nobody_knows_which():
+    text = (
+        Redactor(KEY)
+        .text(
+            b"    GPU UUID      : GPU-6e1b6edc-b8ae-c7f2-5422-34936161d93c\n"
+            b"NVIDIA_VISIBLE_DEVICES=GPU-6e1b6edc-b8ae-c7f2-5422-34936161d93c\n"
+            b"    Serial Number : 1654124045616\n"
+            b"    Chassis Serial Number : N/A\n"
+        )
+        .decode()
+    )
+
+    first, second, serial, absent = text.splitlines()
+    assert first.split()[-1] == second.partition("=")[2] != "GPU-6e1b6edc"
+    assert "6e1b6edc" not in text
+    assert "1654124045616" not in serial
+    assert absent.endswith(": N/A")
