@@ -2,7 +2,8 @@
 
 Theory of operation. First evidence within seconds: workers start while the work directory is
 made, a census finds who belongs to the engines, a plan is made of it, and the first sample of
-stage A runs. The second one starts a pause after the first did, and what the two say goes to
+stage A runs. The second one starts a pause after the first did; what takes time runs in what is
+left of that pause, and ends before it does. What the two samples say goes to
 whoever judges. Stage B follows, its gates given the new verdict. Servers that keep us waiting for
 an answer (LMDeploy's ``/health`` probes its engine for ten seconds) are waited for beside all this
 and at its end. Steps that fail, or that time does not reach,
@@ -17,12 +18,13 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from hangwatch import registry
 from hangwatch.capture import census
-from hangwatch.capture.pool import Pool
+from hangwatch.capture.pool import Pool, width
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core import awaiting, kinship, motion, planning
 from hangwatch.core.codec import to_plain
@@ -51,6 +53,12 @@ from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Clock, Instant
 from hangwatch.model.verdict import Hung
 from hangwatch.model.vitals import ProcessVital
+
+PAUSE_MARGIN: Final = 0.5
+"""Seconds before the second sample at which what runs in the pause is asked to end."""
+
+MIN_TURN: Final = 0.6
+"""Seconds of the pause below which a step has no use for it: to start takes a tenth."""
 
 
 def run(
@@ -146,12 +154,13 @@ class _Capture:
             self._total = len(plan.steps)
             self._steps = plan.steps
             self._planned = frozenset(step.id for step in plan.steps)
-            first, second, rest = _split(plan)
+            first, pause, second, rest = _split(plan)
             self._second_at = Instant(self._clock.now() + plan.sample_gap)
             self.pool.submit(first, phase=self._onset)
             self.pool.submit(second, phase=self._onset, not_before=self._second_at)
             self._part = "first sample"
             self.pool.wait(_computing(first))
+            self.pool.submit(self._within_the_pause(pause), phase=self._onset)
             self._part = "second sample"
             self.pool.wait(_computing(second))
             self._part = "judging"
@@ -273,23 +282,49 @@ class _Capture:
             )
         )
 
+    def _within_the_pause(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """Give each step a share of what is left of the pause, as many at once as there are cores.
+
+        Each is told when to end (option ``until``, an instant) and is killed before the second
+        sample begins, for which all workers are free then.
+        """
+        now = self._clock.now()
+        end = self._second_at - PAUSE_MARGIN
+        turns = planning.turns(len(steps), at_once=width(), now=now, end=end)
+        if turns and turns[0] - now < MIN_TURN:
+            for step in steps:
+                message = f"the first sample left {max(0.0, end - now):.1f} s of the pause for it"
+                self._refused(step, message, phase=self._onset)
+            return ()
+        return tuple(
+            replace(
+                step,
+                timeout=self._second_at - now,
+                options={**step.options, "until": repr(until)},
+            )
+            for step, until in zip(steps, turns, strict=True)
+        )
+
+    def _refused(self, step: Step, message: str, *, phase: Phase) -> None:
+        self._ended(
+            step,
+            Evidence(
+                step=step.id,
+                collector=step.collector,
+                sample=step.sample,
+                phase=phase,
+                target=step.target.process if step.target is not None else None,
+                failure=Failure(kind=FailureKind.GATED, message=message),
+            ),
+        )
+
     def _behind_gates(self, steps: tuple[Step, ...], verdict: str) -> tuple[Step, ...]:
         """Leave out the steps that the verdict forbids; the other gates are looked at later."""
         allowed = []
         for step in steps:
             if Gate.HUNG in step.gates and verdict != Hung.word:
                 message = f"only for a verdict of {Hung.word}; it is {verdict or 'not known'}"
-                self._ended(
-                    step,
-                    Evidence(
-                        step=step.id,
-                        collector=step.collector,
-                        sample=step.sample,
-                        phase=Phase.LATER,
-                        target=step.target.process if step.target is not None else None,
-                        failure=Failure(kind=FailureKind.GATED, message=message),
-                    ),
-                )
+                self._refused(step, message, phase=Phase.LATER)
             else:
                 allowed.append(step)
         return tuple(allowed)
@@ -429,10 +464,12 @@ def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mappi
     }
 
 
-def _split(plan: CapturePlan) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
+def _split(plan: CapturePlan) -> tuple[tuple[Step, ...], ...]:
+    """Return the first sample, what runs in the pause, the second sample, and the rest."""
     stage_a = [step for step in plan.steps if step.stage is Stage.A]
     return (
         tuple(step for step in stage_a if step.sample == 1),
+        tuple(step for step in plan.steps if step.stage is Stage.PAUSE),
         tuple(step for step in stage_a if step.sample > 1),
         tuple(step for step in plan.steps if step.stage is Stage.B),
     )

@@ -218,7 +218,7 @@ def _dry_run(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         gates = f"  if {', '.join(step.gates)}" if step.gates else ""
         stops = "  stops the target" if step.attaches else ""
         click.echo(
-            f"stage {step.stage} sample {step.sample}  rung {step.rung}  {step.id:<{width}}  "
+            f"stage {step.stage:<5} sample {step.sample}  rung {step.rung}  {step.id:<{width}}  "
             f"at most {step.timeout:g} s{gates}{stops}"
         )
     click.echo(f"{len(plan.steps)} steps, {plan.sample_gap:g} s between the samples")

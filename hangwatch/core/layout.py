@@ -34,6 +34,7 @@ class Kind(StrEnum):
     BEATS = "beats"
     THREADS = "threads"
     TASKS = "tasks"
+    SAMPLES = "samples"
     PROCESSES = "processes"
     HEALTH = "health"
     METRICS = "metrics"
@@ -58,6 +59,7 @@ _KINDS: Final = (
     (re.compile(r"beats\.csv"), Kind.BEATS),
     (re.compile(r"threads(\d?)\.json"), Kind.THREADS),
     (re.compile(r"tasks(\d?)\.json"), Kind.TASKS),
+    (re.compile(r"samples\.txt"), Kind.SAMPLES),
     (re.compile(r"procs(\d?)\.json"), Kind.PROCESSES),
     (re.compile(r"health(\d?)\.json"), Kind.HEALTH),
     (re.compile(r"metrics(\d?)\.prom"), Kind.METRICS),

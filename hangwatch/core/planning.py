@@ -3,8 +3,9 @@
 Theory of operation. The ladder is ordered by volatility: what the kernel says is
 gone first and costs the target nothing, so it is read first, of every process; stacks come after
 it, logs and versions last. Within a rung the most suspicious process comes first, so that a
-capture that is cut short has what matters. Stage A is rungs 1 to 5, taken twice; stage B is the
-rest, once, behind the gates that each collector brings. Servers that nothing is wrong with are
+capture that is cut short has what matters. Stage A is rungs 1 to 5, taken twice, with a pause that
+is used for what takes time; stage B is the rest, once, behind the gates that each collector brings.
+Servers that nothing is wrong with are
 asked in the first sample only, for their daemon asks them as well. A plan is data: ``--dry-run``
 prints it.
 """
@@ -100,20 +101,26 @@ def plan(
         well=well,
         gap=policy.sample_gap,
     )
-    steps = [
-        step
+    first, second = (
+        [
+            step
+            for collector in collectors
+            if collector.stage is Stage.A and sample <= collector.samples
+            for step in draft.steps(collector, sample)
+        ]
         for sample in (1, 2)
-        for collector in collectors
-        if collector.stage is Stage.A and sample <= collector.samples
-        for step in draft.steps(collector, sample)
-    ]
-    steps += [
-        step
-        for collector in collectors
-        if collector.stage is Stage.B
-        for sample in range(1, collector.samples + 1)
-        for step in draft.steps(collector, sample)
-    ]
+    )
+    pause, rest = (
+        [
+            step
+            for collector in collectors
+            if collector.stage is stage
+            for sample in range(1, collector.samples + 1)
+            for step in draft.steps(collector, sample)
+        ]
+        for stage in (Stage.PAUSE, Stage.B)
+    )
+    steps = [*first, *(pause if second else ()), *second, *rest]
     foreign = [str(target.process) for target in targets if not target.python]
     if foreign:
         notes = (*notes, f"no Python stacks of {', '.join(foreign)}: no Python there")
@@ -278,6 +285,19 @@ def _names(targets: tuple[Target, ...], logs: Iterable[str]) -> dict[str, str]:
             unique = f"{number}-{name}"
         named[log] = unique
     return named
+
+
+def turns(number: int, *, at_once: int, now: float, end: float) -> tuple[float, ...]:
+    """Return until when each of *number* steps may take, so that the last ends at *end*.
+
+    Args:
+        number: How many there are.
+        at_once: How many of them run at the same time.
+        now: When the first begin.
+        end: When the last ends.
+    """
+    rounds = -(-number // at_once)
+    return tuple(now + (end - now) * (place // at_once + 1) / rounds for place in range(number))
 
 
 def file_name(stem: str, suffix: str, sample: int) -> str:

@@ -32,10 +32,14 @@ class Scope(StrEnum):
 
 
 class Stage(StrEnum):
-    """When a step runs: A at once, B behind the gates."""
+    """When a step runs."""
 
     A = "A"
+    """At once, twice where it has two samples."""
+    PAUSE = "pause"
+    """In what the first sample leaves of the pause before the second; never longer."""
     B = "B"
+    """After both samples, behind the gates."""
 
 
 class Phase(StrEnum):

@@ -195,6 +195,7 @@ def run_tool(
     timeout: float,
     limit: int,
     environment: Mapping[str, str] | None = None,
+    interrupt_after: float | None = None,
 ) -> ToolResult:
     """Run a program with a deadline and a bound on its output.
 
@@ -206,6 +207,8 @@ def run_tool(
         timeout: Seconds after which its group is killed.
         limit: Bytes of output after which its group is killed.
         environment: The whole environment; ``None`` for a minimal one.
+        interrupt_after: Seconds after which it is sent ``SIGINT``, for a program that goes on until
+            then and writes its result at its end; ``None`` for never.
 
     Returns:
         What it wrote until it ended, or until we ended it.
@@ -230,7 +233,9 @@ def run_tool(
         os.set_blocking(stream.fileno(), False)
         streams[stream.fileno()] = bytearray()
     out, err = process.stdout.fileno(), process.stderr.fileno()
-    ended_by_us = _pump(process, streams, timeout=timeout, limit=limit)
+    ended_by_us = _pump(
+        process, streams, timeout=timeout, limit=limit, interrupt_after=interrupt_after
+    )
     process.stdout.close()
     process.stderr.close()
     return ToolResult(
@@ -247,17 +252,26 @@ def _pump(
     *,
     timeout: float,
     limit: int,
+    interrupt_after: float | None,
 ) -> bool:
-    deadline = time.monotonic() + timeout
+    began_at = time.monotonic()
+    deadline = began_at + timeout
+    interrupt_at = None if interrupt_after is None else began_at + interrupt_after
     ended_by_us = False
     with selectors.DefaultSelector() as selector:
         for fd in streams:
             selector.register(fd, selectors.EVENT_READ)
         while selector.get_map():
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            if interrupt_at is not None and now >= interrupt_at:
+                interrupt_at = None
+                process.send_signal(signal.SIGINT)
+            left = deadline - now
             if left <= 0 or sum(map(len, streams.values())) > limit:
                 ended_by_us = True
                 break
+            if interrupt_at is not None:
+                left = min(left, interrupt_at - now)
             for key, _ in selector.select(left):
                 block = os.read(key.fd, 1 << 16)
                 if block:

@@ -52,7 +52,7 @@ def test_a_capture_ends_in_a_bundle_and_nothing_else_is_left(tmp_path):
     with tarfile.open(last["path"]) as bundle:
         assert any(name.endswith("manifest.json") for name in bundle.getnames())
     assert last["summary"]["processes"] == 1
-    assert last["summary"]["failed"] <= 2  # no GPU here
+    assert last["summary"]["failed"] <= 3  # no GPU here, and no pause to sample in
 
 
 def test_stage_a_is_told_before_the_rest_and_progress_and_life_all_the_while(tmp_path):

@@ -2,7 +2,7 @@
 
 from pathlib import PurePosixPath
 
-from hangwatch.core.planning import file_name, plan
+from hangwatch.core.planning import file_name, plan, turns
 from hangwatch.model.capture import CaptureKind, Collector, Gate, Scope, Stage, Target
 from hangwatch.model.identity import ProcessId, Role
 from hangwatch.model.policy import Policy
@@ -56,6 +56,29 @@ def test_the_most_volatile_comes_first_and_within_it_the_most_suspicious():
         "stacks/2/2",
         "stacks/1/2",
     ] == ids(target(2), target(1))
+
+
+def test_what_takes_time_stands_between_the_samples_and_is_about_the_most_suspicious():
+    slow = collector("slow", rung=5, stage=Stage.PAUSE, most=2, roles=frozenset({Role.ENGINE}))
+
+    assert [
+        *("stacks/1/1", "stacks/2/1", "stacks/3/1", "stacks/4/1"),
+        *("slow/2", "slow/3"),
+        *("stacks/1/2", "stacks/2/2", "stacks/3/2", "stacks/4/2"),
+    ] == ids(target(1, Role.STORE), target(2), target(3), target(4), collectors=[STACKS, slow])
+
+
+def test_those_that_share_a_pause_end_with_it_whatever_their_number():
+    assert (4.0,) == turns(1, at_once=2, now=0.0, end=4.0)
+    assert (12.0, 12.0, 14.0) == turns(3, at_once=2, now=10.0, end=14.0)
+    assert () == turns(0, at_once=2, now=10.0, end=14.0)
+
+
+def test_without_a_second_sample_there_is_no_pause_to_be_used():
+    slow = collector("slow", rung=5, stage=Stage.PAUSE)
+    single = collector("single", rung=1)
+
+    assert ["single/1"] == ids(target(1), collectors=[single, slow])
 
 
 def test_stage_b_follows_both_samples_and_brings_its_gates():
