@@ -26,10 +26,11 @@ from typing import Any, Final
 
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.model.capture import Evidence, Failure, FailureKind, Phase, Step
+from hangwatch.model.capture import Evidence, Failure, FailureKind, Phase, Settled, Step
 from hangwatch.model.identity import ProcessId
 from hangwatch.model.time import Clock, Instant
 from hangwatch.system import procfs
+from hangwatch.system.attaching import explained, settle_left
 from hangwatch.system.channel import ChannelClosedError
 from hangwatch.system.spawn import Child, message_kind
 
@@ -55,6 +56,7 @@ TOOL_FAILURES: Final = frozenset(
     {
         FailureKind.NOT_INSTALLED,
         FailureKind.TIMED_OUT,
+        FailureKind.OVER_BUDGET,
         FailureKind.WORKER_DIED,
         FailureKind.TOOL_FAILED,
         FailureKind.TOO_LARGE,
@@ -272,6 +274,7 @@ class Pool:
             "step": to_plain(step),
             "room": str(room),
             "earlier": str(self._rooms.place(step.folder)),
+            "note": str(self._rooms.note(room)),
         }
         try:
             worker.child.channel.send(message)
@@ -309,12 +312,14 @@ class Pool:
                     worker.job.started_at = now
             case "done" if worker.job is not None and message.get("step") == worker.job.step.id:
                 job, worker.job = worker.job, None
+                settled: Settled | None
                 try:
                     failure: Failure | None = from_plain(Failure | None, message.get("failure"))
                     complete = frozenset(map(str, message.get("complete", ())))
                     pause_ms = float(message.get("pause_ms", 0.0))
+                    settled = from_plain(Settled | None, message.get("settled"))
                 except (CodecError, TypeError, ValueError):
-                    failure, complete, pause_ms = _DIED, frozenset(), 0.0
+                    failure, complete, pause_ms, settled = _DIED, frozenset(), 0.0, None
                 self._record(
                     job.step,
                     job.phase,
@@ -322,13 +327,14 @@ class Pool:
                     failure=failure,
                     complete=complete,
                     pause_ms=pause_ms,
+                    settled=settled,
                 )
             case "crash":
                 crashed, worker.job = worker.job, None
                 if crashed is not None:
                     trace = str(message.get("traceback", ""))[-4000:]
                     failure = Failure(kind=FailureKind.CRASHED, message=trace)
-                    self._record(crashed.step, crashed.phase, job=crashed, failure=failure)
+                    self._record_broken(crashed, failure)
             case _:
                 pass
 
@@ -337,7 +343,7 @@ class Pool:
         self._drop(worker)
         job, worker.job = worker.job, None
         if job is not None:
-            self._record(job.step, job.phase, job=job, failure=_DIED)
+            self._record_broken(job, _DIED)
 
     # Deadlines
 
@@ -355,7 +361,7 @@ class Pool:
                 continue
             self._drop(worker)
             worker.job = None
-            self._record(job.step, job.phase, job=job, failure=failure)
+            self._record_broken(job, failure)
 
     def _give_up_pending(self) -> None:
         failure = _STOPPED if self._stopping else _DEADLINE
@@ -369,17 +375,23 @@ class Pool:
         self._kill(worker.child)
 
     def _kill(self, child: Child) -> None:
-        # Tools run in sessions of their own; the kernel kills them when their parent dies, but
-        # not what they started. The worker is stopped first: it must reap none of them while we
-        # signal their numbers.
+        # Tools, and what watches them, run in sessions of their own; the kernel kills tools when
+        # their parent dies, but not what they started. Each is stopped before its children are
+        # looked up: it must start and reap none of them while we signal their numbers.
         child.halt()
-        for pid in procfs.children(child.pid):
+        for pid in _descendants(child.pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         child.kill()
         self._dying.append(child)
 
     # Recording
+
+    def _record_broken(self, job: _Job, failure: Failure) -> None:
+        """Record a step whose worker ended in the middle; its target must not stay stopped."""
+        settled = settle_left(self._rooms.note(job.room)) if job.step.attaches else None
+        failure = explained(failure, settled)
+        self._record(job.step, job.phase, job=job, failure=failure, settled=settled)
 
     def _record(
         self,
@@ -390,6 +402,7 @@ class Pool:
         job: _Job | None = None,
         complete: frozenset[str] = frozenset(),
         pause_ms: float = 0.0,
+        settled: Settled | None = None,
     ) -> None:
         began = None
         if job is not None:
@@ -405,6 +418,7 @@ class Pool:
             artifacts=self._rooms.keep(step, job.room, complete) if job is not None else (),
             failure=failure,
             pause_ms=pause_ms,
+            settled=settled,
         )
         if job is not None:
             self._count(step, failure)
@@ -436,6 +450,16 @@ _DEADLINE: Final = Failure(
 _STOPPED: Final = Failure(
     kind=FailureKind.DEADLINE, message="the capture was asked to end before it was done"
 )
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the children of a process and theirs, each of them stopped."""
+    found: list[int] = []
+    for child in procfs.children(pid):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGSTOP)
+        found += [*_descendants(child), child]
+    return found
 
 
 def _known(step: Step) -> set[tuple[str, ProcessId]]:

@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, Self
 
 from hangwatch.errors import OutputError
-from hangwatch.model.capture import Artifact, CollectorError, FailureKind, Sink, Step
+from hangwatch.model.capture import Artifact, CollectorError, FailureKind, Settled, Sink, Step
 from hangwatch.model.identity import ProcessId
-from hangwatch.system import procfs
+from hangwatch.system import attaching, procfs
 from hangwatch.system.clock import boot_id
 
 SUFFIX: Final = ".partial"
@@ -34,8 +34,12 @@ QUOTA: Final = 32 << 20
 MAX_AGE: Final = 86_400.0
 """Seconds after which work of another boot or machine is dead: no capture takes a day."""
 
+_SEVERITY: Final = (*Settled,)
+"""Of two attempts of one step the graver one counts."""
+
 _OWNER: Final = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)\.partial$")
 _STEPS: Final = ".steps"
+_NOTES: Final = ".attached"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.@:+=-]{0,120}(?:/[A-Za-z0-9_][\w.@:+=-]{0,120})?")
 
 
@@ -55,6 +59,7 @@ class StepRoom:
         self._left = quota
         self.complete: list[str] = []
         self.pause_ms = 0.0
+        self.left: Settled | None = None
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Sink]:
@@ -85,8 +90,13 @@ class StepRoom:
             return None
 
     def paused(self, milliseconds: float) -> None:
-        """Say how long the target stood still for this step; the longest counts."""
-        self.pause_ms = max(self.pause_ms, milliseconds)
+        """Say how long the target stood still for a part of this step."""
+        self.pause_ms += milliseconds
+
+    def settled(self, how: Settled) -> None:
+        """Say how the target was found after something that attached to it failed."""
+        if self.left is None or _SEVERITY.index(how) > _SEVERITY.index(self.left):
+            self.left = how
 
     def take(self, size: int) -> int:
         """Use up to *size* bytes of the quota; return how many were left to use."""
@@ -158,6 +168,10 @@ class Rooms:
             room.mkdir()
         return room
 
+    def note(self, room: Path) -> Path:
+        """Return where the step of *room* notes what it attaches to."""
+        return self.path / _NOTES / room.name
+
     def place(self, folder: PurePosixPath) -> Path:
         """Return where the files of *folder* lie."""
         return self.path / folder
@@ -193,8 +207,8 @@ class Rooms:
         shutil.rmtree(self.path / _STEPS, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove everything."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove everything, but for notes of processes that are traced to this moment."""
+        _remove(self.path)
 
 
 def sweep(output: Path) -> tuple[Path, ...]:
@@ -213,9 +227,21 @@ def sweep(output: Path) -> tuple[Path, ...]:
         else:
             dead = _age(path) > MAX_AGE
         if dead:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
             swept.append(path)
     return tuple(swept)
+
+
+def _remove(work: Path) -> None:
+    """Remove a work directory once the processes that its steps attached to run as before."""
+    notes = [path for path in (work / _NOTES).glob("*") if path.suffix != ".new"]
+    traced = [n for n in notes if attaching.settle_left(n, 0.0) is Settled.TRACED]
+    if not traced:
+        shutil.rmtree(work, ignore_errors=True)
+        return
+    for path in work.iterdir():
+        if path.name != _NOTES:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def _age(path: Path) -> float:

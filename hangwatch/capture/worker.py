@@ -1,8 +1,9 @@
 """One worker of the pool: runs collectors, one step at a time, in a process that may be killed.
 
-It is told ``{"kind": "step", "step": …, "room": DIR, "earlier": DIR}`` and answers ``{"kind":
-"done", "step": ID, "complete": [NAME…], "pause_ms": …, "failure": …}``; before the first step it
-says ``{"kind": "ready"}``. It sends nothing while a collector runs: the pool holds the clock.
+It is told ``{"kind": "step", "step": …, "room": DIR, "earlier": DIR, "note": FILE}`` and answers
+``{"kind": "done", "step": ID, "complete": [NAME…], "pause_ms": …, "settled": …, "failure": …}``;
+before the first step it says ``{"kind": "ready"}``. It sends nothing while a collector runs: the
+pool holds the clock.
 
 The identity of the target and the gates of the step are looked at here, right before the
 collector starts, because that is as late as they can be. This is the one place where a
@@ -14,8 +15,9 @@ from __future__ import annotations
 import importlib
 import resource
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hangwatch.capture.rooms import QUOTA, StepRoom, is_full
 from hangwatch.core.codec import from_plain, to_plain
@@ -25,32 +27,66 @@ from hangwatch.model.capture import (
     Failure,
     FailureKind,
     Gate,
+    Room,
     Step,
 )
+from hangwatch.model.identity import ProcessId
 from hangwatch.system import procfs
+from hangwatch.system.attaching import Note, explained, settle_left
 from hangwatch.system.channel import Channel
 from hangwatch.system.spawn import message_kind, serve
 
+MAX_DATA: Final = 1 << 30
+"""Bytes of memory of its own for a step and each tool it starts, files that are mapped aside."""
 
-def run_step(step: Step, room: StepRoom) -> Failure | None:
-    """Run one step and say how it failed, if it did; what it wrote lies in the room."""
+
+def run_step(step: Step, room: StepRoom, note: Path) -> Failure | None:
+    """Run one step and say how it failed, if it did; what it wrote lies in the room.
+
+    Args:
+        step: It.
+        room: Where it may write.
+        note: Where to note what it attaches to, if it does; gone when it has ended.
+    """
     _limit(step.memory)
     try:
         failure = _refuse(step)
         if failure is None:
-            _collector(step.collector).collect(step, room)
+            collect = _collector(step.collector).collect
+            if step.attaches and step.target is not None:
+                _attach(collect, step, step.target.process, room, note)
+            else:
+                collect(step, room)
     except CollectorError as error:
         failure = error.failure
     except Exception as error:  # noqa: BLE001  # the plug-in border: a bug costs one step
         failure = _explain(error)
     if failure is not None and step.target is not None:
-        return _gone(step) or failure
-    return failure
+        failure = _gone(step) or failure
+    return explained(failure, room.left) if failure is not None else None
+
+
+def _attach(
+    collect: Callable[[Step, Room], None],
+    step: Step,
+    process: ProcessId,
+    room: StepRoom,
+    note: Path,
+) -> None:
+    """Run a collector that attaches; what it did to the target is put right, however it ends."""
+    Note.of(process, step.id).leave(note)
+    try:
+        collect(step, room)
+    except BaseException:
+        room.settled(settle_left(note))
+        raise
+    note.unlink(missing_ok=True)
 
 
 def _limit(memory: int) -> None:
     for what, bytes_ in (
         (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_DATA, min(memory, MAX_DATA)),
         (resource.RLIMIT_FSIZE, 2 * QUOTA),
         (resource.RLIMIT_CORE, 0),
     ):
@@ -136,12 +172,13 @@ def _work(channel: Channel) -> None:
 def _answer(message: dict[str, Any]) -> dict[str, Any]:
     step: Step = from_plain(Step, message["step"])
     room = StepRoom(Path(message["room"]), Path(message["earlier"]))
-    failure = run_step(step, room)
+    failure = run_step(step, room, Path(message["note"]))
     return {
         "kind": "done",
         "step": step.id,
         "complete": room.complete,
         "pause_ms": room.pause_ms,
+        "settled": room.left,
         "failure": to_plain(failure),
     }
 

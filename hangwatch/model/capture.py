@@ -181,6 +181,8 @@ class FailureKind(StrEnum):
     NOT_AVAILABLE = "not_available"
     """There is nothing of this kind here: no driver, no endpoint."""
     TIMED_OUT = "timed_out"
+    OVER_BUDGET = "over_budget"
+    """It stopped its target for longer than it may, and was killed."""
     WORKER_DIED = "worker_died"
     TOOL_FAILED = "tool_failed"
     TOO_LARGE = "too_large"
@@ -209,6 +211,18 @@ class Failure:
     kind: FailureKind
     message: str
     hint: str = ""
+
+
+class Settled(StrEnum):
+    """How a process is found after something that attached to it ended in an unplanned way."""
+
+    AS_BEFORE = "as_before"
+    CONTINUED = "continued"
+    """It was left stopped, and was sent SIGCONT."""
+    TRACED = "traced"
+    """It is still traced."""
+    NOT_PERMITTED = "not_permitted"
+    """It was left stopped, and we may not send it a signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +255,7 @@ class Evidence:
         artifacts: What it left.
         failure: How it failed, or ``None``.
         pause_ms: How long the target stood still for it, where that can happen at all.
+        settled: How the target was found after a step that attached to it and failed, or ``None``.
     """
 
     step: str
@@ -253,6 +268,7 @@ class Evidence:
     artifacts: tuple[Artifact, ...] = ()
     failure: Failure | None = None
     pause_ms: float = 0.0
+    settled: Settled | None = None
 
 
 class CollectorError(Exception):
@@ -292,6 +308,9 @@ class Room(Protocol):
 
     def paused(self, milliseconds: float) -> None:
         """Say how long the target stood still for this step, as seen from outside."""
+
+    def settled(self, how: Settled) -> None:
+        """Say how the target was found after something that attached to it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,6 +235,15 @@ def thread_states(pid: int) -> dict[int, str]:
     return states
 
 
+def is_traced(pid: int) -> bool:
+    """Say whether any thread of a process has a tracer."""
+    for tid in thread_ids(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(_status(pid, "task", tid).get(b"TracerPid", 0)):
+                return True
+    return False
+
+
 def read_thread(pid: int, tid: int) -> ThreadRow:
     """Return what the kernel says of one thread; what may not be read stays empty."""
     at = (pid, "task", tid)

@@ -7,8 +7,10 @@ process: for want of a right it says, among other things, that the process does 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,8 @@ from hangwatch.system.spawn import ToolResult
 
 MAX_OUTPUT: Final = 24 << 20
 """Bytes: 2,000 threads with 40 frames each."""
+
+PT_INTERP: Final = 3
 
 TORN: Final = re.compile(
     r"Bad address|Failed to copy|Failed to get stack traces|Invalid argument \(os error 22\)"
@@ -60,6 +64,24 @@ def not_started(program: str, error: OSError) -> CollectorError:
         f"{program} cannot be started: {error.strerror}",
         "pip install --force-reinstall py-spy",
     )
+
+
+def is_static(program: int) -> bool:
+    """Say whether a program, by its descriptor, runs without any file besides itself.
+
+    A script needs its interpreter, a program that is linked dynamically the loader that it names.
+    """
+    head = os.pread(program, 64, 0)
+    if head[:6] != b"\x7fELF\x02\x01" or len(head) < 64:
+        return False
+    (offset,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    kinds = {
+        struct.unpack("<I", kind)[0]
+        for number in range(count)
+        if len(kind := os.pread(program, 4, offset + number * size)) == 4
+    }
+    return bool(kinds) and PT_INTERP not in kinds
 
 
 def threads(output: bytes) -> list[dict[str, Any]]:

@@ -25,6 +25,12 @@ from hangwatch.system.channel import Channel, ChannelClosedError
 
 PR_SET_PDEATHSIG: Final = 1
 
+WATCH_INTERVAL: Final = 0.005
+"""Seconds between two looks at what a program does to its target."""
+
+MINIMAL: Final = {"PATH": os.defpath, "LC_ALL": "C"}
+"""Environment of a tool."""
+
 
 class Child:
     """A running child and our end of its channel."""
@@ -196,6 +202,8 @@ def run_tool(
     limit: int,
     environment: Mapping[str, str] | None = None,
     interrupt_after: float | None = None,
+    watch: Callable[[], bool] | None = None,
+    become: Callable[[list[str], dict[str, str]], None] | None = None,
 ) -> ToolResult:
     """Run a program with a deadline and a bound on its output.
 
@@ -209,6 +217,9 @@ def run_tool(
         environment: The whole environment; ``None`` for a minimal one.
         interrupt_after: Seconds after which it is sent ``SIGINT``, for a program that goes on until
             then and writes its result at its end; ``None`` for never.
+        watch: Asked every ``WATCH_INTERVAL`` while it runs; at ``True`` its group is killed.
+        become: Turns the child into the program, given its arguments and environment, where that
+            takes more than to look for it; does not return.
 
     Returns:
         What it wrote until it ended, or until we ended it.
@@ -217,14 +228,21 @@ def run_tool(
         OSError: It cannot be started.
     """
     us = os.getpid()
+    variables = dict(environment) if environment is not None else dict(MINIMAL)
+
+    def prepare() -> None:
+        die_with_parent(us)
+        if become is not None:
+            become(arguments, variables)
+
     process = subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=dict(environment) if environment is not None else {"PATH": os.defpath, "LC_ALL": "C"},
+        env=variables,
         start_new_session=True,
-        preexec_fn=lambda: die_with_parent(us),  # noqa: PLW1509  # one thread, as said above
+        preexec_fn=prepare,  # noqa: PLW1509  # one thread, as said above
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -234,7 +252,12 @@ def run_tool(
         streams[stream.fileno()] = bytearray()
     out, err = process.stdout.fileno(), process.stderr.fileno()
     ended_by_us = _pump(
-        process, streams, timeout=timeout, limit=limit, interrupt_after=interrupt_after
+        process,
+        streams,
+        timeout=timeout,
+        limit=limit,
+        interrupt_after=interrupt_after,
+        watch=watch,
     )
     process.stdout.close()
     process.stderr.close()
@@ -253,36 +276,45 @@ def _pump(
     timeout: float,
     limit: int,
     interrupt_after: float | None,
+    watch: Callable[[], bool] | None,
 ) -> bool:
     began_at = time.monotonic()
     deadline = began_at + timeout
-    interrupt_at = None if interrupt_after is None else began_at + interrupt_after
+    interrupt_at = deadline if interrupt_after is None else began_at + interrupt_after
+    interval = WATCH_INTERVAL if watch is not None else timeout
+
+    def left() -> float:
+        now = time.monotonic()
+        until = deadline if now >= interrupt_at else min(deadline, interrupt_at)
+        return max(0.0, min(interval, until - now))
+
+    def is_up() -> bool:
+        late = time.monotonic() >= deadline or sum(map(len, streams.values())) > limit
+        return late or (watch is not None and watch())
+
+    interrupted = interrupt_after is None
     ended_by_us = False
     with selectors.DefaultSelector() as selector:
         for fd in streams:
             selector.register(fd, selectors.EVENT_READ)
-        while selector.get_map():
-            now = time.monotonic()
-            if interrupt_at is not None and now >= interrupt_at:
-                interrupt_at = None
-                process.send_signal(signal.SIGINT)
-            left = deadline - now
-            if left <= 0 or sum(map(len, streams.values())) > limit:
-                ended_by_us = True
-                break
-            if interrupt_at is not None:
-                left = min(left, interrupt_at - now)
-            for key, _ in selector.select(left):
+        while selector.get_map() and not ended_by_us:
+            if not interrupted and time.monotonic() >= interrupt_at:
+                interrupted = True
+                os.kill(process.pid, signal.SIGINT)
+            for key, _ in selector.select(left()):
                 block = os.read(key.fd, 1 << 16)
                 if block:
                     streams[key.fd] += block
                 else:
                     selector.unregister(key.fd)
-    if not ended_by_us:
+            ended_by_us = is_up()
+    # Not reaped before this point: until then its number is its own, whatever it started.
+    while not ended_by_us:
         try:
-            process.wait(max(0.1, deadline - time.monotonic()))
+            process.wait(max(0.01, min(interval, deadline - time.monotonic())))
+            break
         except subprocess.TimeoutExpired:
-            ended_by_us = True
+            ended_by_us = is_up()
     if ended_by_us:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ import stat
 from contextlib import contextmanager
 from pathlib import Path
 
+from hangwatch import registry
 from hangwatch.capture.pool import Pool
 from hangwatch.capture.rooms import Rooms
 from hangwatch.capture.run import run
@@ -53,6 +54,7 @@ def step_for(pid, *, collector="stacks", sample=1, timeout=10.0, name="", ticks=
     """Return a step about a process as it is now."""
     process = ProcessId(pid, procfs.start_ticks(pid) if ticks is None else ticks)
     target = Target(process=process, role=Role.ENGINE)
+    known = registry.collectors()[collector]
     return Step(
         id=name or f"{collector}/{pid}/{sample}",
         collector=collector,
@@ -63,6 +65,8 @@ def step_for(pid, *, collector="stacks", sample=1, timeout=10.0, name="", ticks=
         folder=target.folder,
         timeout=timeout,
         target=target,
+        attaches=known.attaches,
+        memory=known.memory,
         options=options,
     )
 

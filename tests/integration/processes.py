@@ -3,9 +3,16 @@
 import contextlib
 import os
 import select
+import shutil
 import subprocess
 import sys
+import sysconfig
 import time
+from pathlib import Path
+
+import pytest
+
+from hangwatch.system import procfs
 
 PATIENCE = 60.0
 """Seconds that anything may take on a noisy machine before a test fails."""
@@ -43,3 +50,37 @@ def python(body, *, interpreter=sys.executable, arguments=(), rest="ready(); wai
         process.kill()
         process.wait(PATIENCE)
         process.stdout.close()
+
+
+def titled(word):
+    """Return the processes whose title holds *word*."""
+    found = []
+    for pid in procfs.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            found += [pid] if word in procfs.read_title(pid) else []
+    return found
+
+
+def skip_unless_it_works(*command):
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"needs {command[0]}")
+    tried = subprocess.run(command, check=False, capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"{command[0]} does not work here: {tried.stderr.strip()}")
+
+
+def furnish(container):
+    """Make an installation of its own for a target; return the variables that it needs."""
+    (container / "bin").mkdir(parents=True)
+    (container / "lib").mkdir()
+    shutil.copy(Path(sys.executable).resolve(), container / "bin/python")
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        library = Path(*sysconfig.get_config_vars("LIBDIR", "INSTSONAME"))
+        shutil.copy(library, container / "lib")
+    for tool in ("py-spy", "git", "gdb", "nvidia-smi"):
+        (container / "bin" / tool).symlink_to("/bin/true")
+    return {
+        "PATH": f"{container / 'bin'}:{os.environ['PATH']}",
+        "PYTHONHOME": sys.base_prefix,
+        "LD_LIBRARY_PATH": str(container / "lib"),
+    }

@@ -7,19 +7,17 @@ import os
 import platform
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from captures import CLOCK, capture, program, read, request_for, run_steps, step_for
-from processes import PATIENCE, eventually, python
+from processes import PATIENCE, eventually, furnish, python, skip_unless_it_works, titled
 from remote_targets import Interpreter, running
 
 from hangwatch import registry
@@ -43,14 +41,6 @@ def ptrace(request, pid):
     if call(request, pid, None, None) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def skip_unless_it_works(*command):
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"needs {command[0]}")
-    tried = subprocess.run(command, check=False, capture_output=True, text=True)
-    if tried.returncode:
-        pytest.skip(f"{command[0]} does not work here: {tried.stderr.strip()}")
 
 
 @contextlib.contextmanager
@@ -153,15 +143,6 @@ def test_what_a_tool_started_ends_with_a_worker_that_is_killed_at_the_deadline(
         evidence.failure.message,
     )
     eventually(lambda: not titled(mark))
-
-
-def titled(word):
-    """Return the processes whose title holds *word*."""
-    found = []
-    for pid in procfs.pids():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            found += [pid] if word in procfs.read_title(pid) else []
-    return found
 
 
 # ---------------------------------------------------------------------- what it is asked
@@ -320,23 +301,6 @@ def test_no_program_or_library_of_a_container_is_executed(tmp_path):
     assert {sys.executable, str(Path(sys.executable).with_name("py-spy"))} == executed
     assert mapped
     assert set() == {path for path in mapped if Path(path).is_relative_to(container)}
-
-
-def furnish(container):
-    """Make an installation of its own for a target; return the variables that it needs."""
-    (container / "bin").mkdir(parents=True)
-    (container / "lib").mkdir()
-    shutil.copy(Path(sys.executable).resolve(), container / "bin/python")
-    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        library = Path(*sysconfig.get_config_vars("LIBDIR", "INSTSONAME"))
-        shutil.copy(library, container / "lib")
-    for tool in ("py-spy", "git", "gdb", "nvidia-smi"):
-        program(container / "bin" / tool, "true")
-    return {
-        "PATH": f"{container / 'bin'}:{os.environ['PATH']}",
-        "PYTHONHOME": sys.base_prefix,
-        "LD_LIBRARY_PATH": str(container / "lib"),
-    }
 
 
 # ---------------------------------------------------------------------- what attaches
