@@ -9,8 +9,7 @@ second sample of a process best the one that took the first, because it knows th
 A step's time counts from when its worker was ready for it. At its deadline the worker is killed
 with its group and the groups of its children, and another takes its place; what the step had
 written is kept. A worker that does not end even then is in D state: it is abandoned, counted, and
-never waited for. Three failures of one kind in a row by one collector open its circuit breaker:
-its remaining steps are not tried any more.
+never waited for. A collector that keeps failing is left alone for a while: see ``core.breaker``.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hangwatch.capture.rooms import Rooms
+from hangwatch.core.breaker import REST, Breaker
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.model.capture import Evidence, Failure, FailureKind, Phase, Settled, Step
 from hangwatch.model.identity import ProcessId
@@ -49,21 +49,6 @@ STOP_GRACE: Final = 2.0
 
 LOOK_INTERVAL: Final = 0.2
 """Seconds between two looks at deadlines, and at whether we are asked to stop."""
-
-BREAKER_FAILURES: Final = 3
-
-TOOL_FAILURES: Final = frozenset(
-    {
-        FailureKind.NOT_INSTALLED,
-        FailureKind.TIMED_OUT,
-        FailureKind.OVER_BUDGET,
-        FailureKind.WORKER_DIED,
-        FailureKind.TOOL_FAILED,
-        FailureKind.TOO_LARGE,
-        FailureKind.CRASHED,
-    }
-)
-"""Failures that say something of the tool; the others say something of one target."""
 
 
 def width() -> int:
@@ -142,7 +127,7 @@ class Pool:
         self._dying: list[Child] = []
         self._pending: list[_Waiting] = []
         self._evidence: dict[str, Evidence] = {}
-        self._failures: dict[str, tuple[FailureKind, int]] = {}
+        self._breakers: dict[str, Breaker] = {}
 
     @property
     def abandoned(self) -> int:
@@ -229,12 +214,13 @@ class Pool:
         return first if first is not None or not mine else mine[0]
 
     def _breaker(self, step: Step) -> Failure | None:
-        kind, count = self._failures.get(step.collector, (None, 0))
-        if kind is None or count < BREAKER_FAILURES:
+        breaker = self._breakers.get(step.collector, Breaker())
+        if not breaker.is_open(self._clock.now()):
             return None
+        times = f"{breaker.failures} times in a row ({breaker.kind})"
         return Failure(
             kind=FailureKind.BREAKER_OPEN,
-            message=f"{step.collector} failed {count} times in a row ({kind}); not tried again",
+            message=f"{step.collector} failed {times}; it is left alone for {REST:g} s",
         )
 
     def _idle(self, step: Step) -> _Worker | None:
@@ -262,6 +248,7 @@ class Pool:
         step = waiting.step
         room = self._rooms.open()
         worker.did |= _known(step)
+        self._breakers[step.collector] = self._breakers.get(step.collector, Breaker()).tried(now)
         worker.job = _Job(
             step=step,
             phase=waiting.phase,
@@ -421,19 +408,10 @@ class Pool:
             settled=settled,
         )
         if job is not None:
-            self._count(step, failure)
+            breaker = self._breakers.get(step.collector, Breaker())
+            self._breakers[step.collector] = breaker.after(failure, self._clock.now())
         self._evidence[step.id] = evidence
         self._tell(step, evidence)
-
-    def _count(self, step: Step, failure: Failure | None) -> None:
-        if failure is None:
-            self._failures.pop(step.collector, None)
-        elif failure.kind in TOOL_FAILURES:
-            kind, count = self._failures.get(step.collector, (failure.kind, 0))
-            self._failures[step.collector] = (
-                failure.kind,
-                count + 1 if kind is failure.kind else 1,
-            )
 
 
 _NO_WORKER: Final = Failure(

@@ -15,7 +15,6 @@ linker for it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -68,7 +67,7 @@ def _collect(step: Step, room: Room) -> None:
                 if error.failure.kind is not FailureKind.TOOL_FAILED:
                     raise failure from error
                 continue
-            room.write("native.json", lines(threads))
+            room.write("native.json", pyspy.lines(threads))
             break
     if failure is not None:
         raise failure
@@ -179,11 +178,6 @@ def _inside(
         if not procfs.is_same(process):
             raise CollectorError(FailureKind.TARGET_GONE, "the process ended meanwhile")
         yield Inside(program=ours, root=root)
-
-
-def lines(threads: list[dict[str, Any]]) -> bytes:
-    """Return a dump with one thread a line, so that each can be cited."""
-    return ("[\n" + ",\n".join(map(json.dumps, threads)) + "\n]\n").encode("ascii")
 
 
 COLLECTOR: Final = Collector(

@@ -206,11 +206,13 @@ class Failure:
         kind: The class of failure.
         message: What happened, one sentence (``CRASHED``: a traceback).
         hint: The next thing to type, or ``""``.
+        stand_in: What did the work instead, which is among the artifacts; ``""`` if nothing did.
     """
 
     kind: FailureKind
     message: str
     hint: str = ""
+    stand_in: str = ""
 
 
 class Settled(StrEnum):
@@ -274,9 +276,11 @@ class Evidence:
 class CollectorError(Exception):
     """A collector knows why it cannot go on; what it wrote so far is kept."""
 
-    def __init__(self, kind: FailureKind, message: str, hint: str = "") -> None:
+    def __init__(
+        self, kind: FailureKind, message: str, hint: str = "", *, stand_in: str = ""
+    ) -> None:
         super().__init__(message)
-        self.failure = Failure(kind=kind, message=message, hint=hint)
+        self.failure = Failure(kind=kind, message=message, hint=hint, stand_in=stand_in)
 
 
 class Sink(Protocol):

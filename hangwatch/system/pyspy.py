@@ -105,6 +105,11 @@ def threads(output: bytes) -> list[dict[str, Any]]:
     return found
 
 
+def lines(threads: list[dict[str, Any]]) -> bytes:
+    """Return threads as a dump has them, one a line, so that each can be cited."""
+    return ("[\n" + ",\n".join(map(json.dumps, threads)) + "\n]\n").encode("ascii")
+
+
 def failure(result: ToolResult, attempts: int = 1) -> CollectorError:
     """Return what a run that did not succeed amounts to."""
     text = result.errors.decode("utf-8", "replace")

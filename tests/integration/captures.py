@@ -20,10 +20,24 @@ from hangwatch.model.capture import (
 )
 from hangwatch.model.identity import InstanceKey, ProcessId, Role
 from hangwatch.model.policy import Policy
+from hangwatch.model.time import Instant
 from hangwatch.system import procfs
 from hangwatch.system.clock import SystemClock
 
 CLOCK = SystemClock()
+
+
+class Jumping:
+    """The system's clock, put forward when a test says so."""
+
+    def __init__(self):
+        self.ahead = 0.0
+
+    def now(self):
+        return Instant(SystemClock().now() + self.ahead)
+
+    def sleep(self, seconds):
+        SystemClock().sleep(seconds)
 
 
 def request_for(*pids, output, gap=0.1, deadline=60.0, **more):

@@ -1,6 +1,7 @@
 """Tools that misbehave, and workers that are killed: a step each, and nothing left running."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -11,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captures import capture, pool, program, run_steps, step_for
+from captures import Jumping, capture, pool, program, run_steps, step_for
 from processes import eventually, python
 from running import runs
 
 from hangwatch.capture.rooms import Rooms, sweep
+from hangwatch.core.breaker import REST
 from hangwatch.errors import OutputError
 from hangwatch.model.capture import FailureKind, Gate, Phase
 from hangwatch.system import procfs
@@ -36,6 +38,12 @@ def dump(tmp_path, target, script, **more):
     return evidence
 
 
+def threads(tmp_path, evidence):
+    """Return the threads that a dump by a program that plays py-spy left."""
+    (work,) = (tmp_path / "output").glob("*.partial")
+    return json.loads((work / evidence.artifacts[0].path).read_text())
+
+
 def running(word):
     """Return the processes whose title holds *word*."""
     return [row.pid for row in procfs.read_table() if word in title(row.pid)]
@@ -54,20 +62,65 @@ def test_a_missing_tool_is_told_with_the_command_that_installs_it(tmp_path, targ
     assert "pip install py-spy" == evidence.failure.hint
 
 
-def test_a_tool_that_fails_three_times_in_a_row_is_not_tried_a_fourth_time(tmp_path, target):
+def test_a_tool_that_fails_three_times_in_a_row_is_left_alone_and_then_tried_again(
+    tmp_path, target, monkeypatch
+):
+    clock = Jumping()
+    monkeypatch.setattr("captures.CLOCK", clock)
+    tool = tmp_path / "py-spy"
     steps = [
-        step_for(target, name=f"stacks/{number}", py_spy="/nonexistent/py-spy")
-        for number in range(5)
+        step_for(target, name=f"native/{number}", collector="native", py_spy=str(tool))
+        for number in range(8)
     ]
+
+    def then(step):
+        if step is steps[5]:
+            clock.ahead += REST
+        if step is steps[7]:
+            clock.ahead += REST
+            program(tool, EMPTY_DUMP)
+
     with pool(tmp_path) as (workers, _):
         for step in steps:
+            then(step)
             workers.submit([step], phase=Phase.ONSET)
             workers.wait([step])
         evidence = workers.wait(steps)
 
-    assert [*[FailureKind.NOT_INSTALLED] * 3, *[FailureKind.BREAKER_OPEN] * 2] == [
-        item.failure.kind for item in evidence
+    failing, alone = FailureKind.NOT_INSTALLED, FailureKind.BREAKER_OPEN
+    assert [failing, failing, failing, alone, alone, failing, alone, None] == [
+        item.failure and item.failure.kind for item in evidence
     ]
+
+
+@pytest.mark.needs_ptrace
+def test_a_missing_tool_leaves_no_process_without_stacks(tmp_path, target):
+    steps = [
+        step_for(target, name=f"stacks/{number}", sample=number, py_spy="/nonexistent/py-spy")
+        for number in range(1, 6)
+    ]
+
+    evidence = run_steps(tmp_path, *steps)
+
+    assert {FailureKind.NOT_INSTALLED} == {item.failure.kind for item in evidence}
+    assert [1] * 5 == [len(item.artifacts) for item in evidence]
+
+
+@pytest.mark.needs_ptrace
+def test_a_tool_that_hung_is_not_waited_for_again(tmp_path, target, monkeypatch):
+    monkeypatch.setattr("hangwatch.capture.pool.width", lambda: 1)
+    count = tmp_path / "count"
+    tool = program(tmp_path / "py-spy", f"echo x >> {count}; exec sleep 3600")
+    steps = [
+        step_for(target, name=f"stacks/{number}", sample=number, timeout=4.0, py_spy=tool)
+        for number in (1, 2)
+    ]
+
+    evidence = run_steps(tmp_path, *steps)
+
+    assert [FailureKind.TIMED_OUT] * 2 == [item.failure.kind for item in evidence]
+    assert [1, 1] == [len(item.artifacts) for item in evidence]
+    assert "x\n" == count.read_text()
 
 
 def test_failures_that_are_the_targets_own_do_not_open_the_breaker(tmp_path, target):
@@ -91,16 +144,14 @@ def test_a_tool_that_floods_its_output_is_cut_off(tmp_path, target):
     evidence = dump(tmp_path, target, "exec yes")
 
     assert FailureKind.TOO_LARGE == evidence.failure.kind
-    assert () == evidence.artifacts
+    assert evidence.failure.stand_in
 
 
 def test_a_tool_that_crashes_is_told_by_its_signal(tmp_path, target):
     evidence = dump(tmp_path, target, "kill -SEGV $$")
 
-    assert (FailureKind.TOOL_FAILED, f"py-spy died of signal {signal.SIGSEGV:d}") == (
-        evidence.failure.kind,
-        evidence.failure.message,
-    )
+    assert FailureKind.TOOL_FAILED == evidence.failure.kind
+    assert evidence.failure.message.startswith(f"py-spy died of signal {signal.SIGSEGV:d}")
 
 
 @pytest.mark.parametrize("nonsense", ["", "hello", "{}", "[1]", '[{"frames": 1}]'])
@@ -108,7 +159,7 @@ def test_a_tool_that_writes_nonsense_is_not_believed(tmp_path, target, nonsense)
     evidence = dump(tmp_path, target, f"echo '{nonsense}'")
 
     assert FailureKind.TOOL_FAILED == evidence.failure.kind
-    assert () == evidence.artifacts
+    assert "hangwatch" == threads(tmp_path, evidence)[0]["reader"]
 
 
 def test_a_dump_that_was_torn_is_taken_again(tmp_path, target):

@@ -16,14 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captures import CLOCK, capture, program, read, request_for, run_steps, step_for
+from captures import CLOCK, Jumping, capture, program, read, request_for, run_steps, step_for
 from processes import PATIENCE, eventually, furnish, python, skip_unless_it_works, titled
 from remote_targets import Interpreter, running
 
 from hangwatch import registry
 from hangwatch.capture.run import run
 from hangwatch.model.capture import FailureKind, Gate, Stage
-from hangwatch.model.time import Instant
 from hangwatch.system import http, procfs
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 17, 0x4206, 0x4207
@@ -104,19 +103,6 @@ def test_no_signal_reaches_a_process_whose_steps_are_killed(tmp_path, monkeypatc
         it.send_signal(signal.SIGUSR1)
         eventually(heard.read_bytes)
         assert [signal.SIGUSR1] == list(heard.read_bytes())  # ours, and none before
-
-
-class Jumping:
-    """The system's clock, put forward when a test says so."""
-
-    def __init__(self):
-        self.ahead = 0.0
-
-    def now(self):
-        return Instant(CLOCK.now() + self.ahead)
-
-    def sleep(self, seconds):
-        CLOCK.sleep(seconds)
 
 
 def test_what_a_tool_started_ends_with_a_worker_that_is_killed_at_the_deadline(
