@@ -530,6 +530,245 @@ class LooseMetrics(RootModel[Annotated[list[str], Field(description="Lines of Pr
     """``metrics.prom`` where it is a JSON list; Prometheus text is as good."""
 
 
+class LooseCall(_Document):
+    """A system call that a thread is in."""
+
+    name: str = Field(description="page_fault for a sleep in the kernel without a call.")
+    fds: list[int] = Field([], description="Descriptors that it is about.")
+    on: list[str] = Field([], description="What those lead to.")
+    timeout_ms: int | None = Field(
+        None, description="null waits for ever; missing is not known, or no wait."
+    )
+    operation: str = ""
+    address: str = Field("", description="Of a futex.")
+    shared: bool | None = Field(None, description="Whether other processes may use that futex.")
+
+
+class LooseKernelThread(_Document):
+    """What the kernel says of one thread; counters count since it began."""
+
+    tid: int
+    comm: str = ""
+    state: str = ""
+    cpu_seconds: float | None = None
+    run_ns: int | None = None
+    wait_ns: int | None = None
+    slices: int | None = None
+    vol_ctxt: int | None = None
+    invol_ctxt: int | None = None
+    wchan: str = ""
+    syscall: str = Field("", description="As the kernel writes it.")
+    call: LooseCall | None = Field(None, description="The same, decoded.")
+    grew: dict[str, int] = Field({}, description="Growth since the first sample.")
+    pace: Literal["frozen", "ticking", "busy", "spinning", "blocked", "stopped"] | None = None
+
+
+class LooseKernel(_Document):
+    """``kernel.json``, and ``kernel2.json`` for the second sample."""
+
+    schema_: Literal["hangwatch.kernel/1"] = Field(alias="schema")
+    pid: int
+    threads: list[LooseKernelThread]
+    paces: dict[str, int] = Field({}, description="How many threads did what.")
+    ended: list[int] = Field([], description="Threads of the first sample that are gone.")
+    missing: list[str] = Field([], description="What may not be read, and what to do about it.")
+
+
+class LooseDescriptor(_Document):
+    """One descriptor."""
+
+    fd: int
+    kind: str = Field(description="pipe, socket, file, device, eventfd, eventpoll, …")
+    link: str
+    mode: str = Field("", description="r, w or rw.")
+    flags: list[str] = []
+    position: int | None = None
+    deleted: bool = False
+    locks: list[str] = Field([], description="As /proc/locks has them.")
+
+
+class LooseDescriptors(_Document):
+    """``fds.json``."""
+
+    schema_: Literal["hangwatch.fds/1"] = Field(alias="schema")
+    pid: int
+    kinds: dict[str, int]
+    more: bool = Field(description="Whether there are more than are listed.")
+    fds: list[LooseDescriptor]
+
+
+class LooseHolder(_Document):
+    """A descriptor of a process."""
+
+    pid: int
+    fd: int
+
+
+class LooseEnd(_Document):
+    """One end of a connection."""
+
+    holders: list[LooseHolder]
+    inode: int | None = Field(None, description="Missing for an end on another machine.")
+    mode: str = Field("", description="w or r: which side of a pipe.")
+    address: str = ""
+    unread: int | None = Field(None, description="Bytes that came and were not read.")
+    unsent: int | None = Field(None, description="Bytes that the other end has not taken.")
+    room: int | None = Field(None, description="Bytes that may be unsent before it blocks.")
+    callers: int | None = Field(None, description="Of a listener: who was not accepted yet.")
+
+
+class LooseConnection(_Document):
+    """A pipe, a socket with its other end, or a listener."""
+
+    kind: Literal["pipe", "unix", "tcp"]
+    state: str = Field("", description="Of TCP; full or empty for a pipe that a thread waits at.")
+    ends: list[LooseEnd]
+
+
+class LooseWait(_Document):
+    """A thread that waits for somebody to read, write or accept."""
+
+    pid: int
+    tid: int
+    call: str
+    fd: int
+    kind: str
+    inode: int
+    for_: list[LooseHolder] = Field(alias="for", description="Who holds the other end.")
+
+
+class LooseConnections(_Document):
+    """``connections.json``, and ``connections2.json`` for the second sample."""
+
+    schema_: Literal["hangwatch.connections/1"] = Field(alias="schema")
+    waits: list[LooseWait]
+    connections: list[LooseConnection]
+    others: dict[str, str] = Field(description="Names of holders that were not captured.")
+    searched_all: bool
+    not_readable: list[int]
+
+
+class LooseLockWaiter(LooseHolder):
+    """A thread that waits for a lock."""
+
+    tid: int
+    operation: str
+
+
+class LooseLock(_Document):
+    """A lock on a file."""
+
+    kind: str = Field(description="flock, posix, ofd, …")
+    mode: str = ""
+    path: str = ""
+    device: str = ""
+    inode: int
+    span: list[int | None] = Field([], description="First and last byte; null is the end.")
+    taken_by: dict[str, Any] = Field({}, description="pid, alive, comm.")
+    holders: list[LooseHolder] = Field(description="Who has the locked file open.")
+    waiters: list[LooseLockWaiter]
+
+
+class LooseLocks(_Document):
+    """``locks.json``."""
+
+    schema_: Literal["hangwatch.locks/1"] = Field(alias="schema")
+    locks: list[LooseLock]
+    searched_all: bool
+    not_readable: list[int]
+
+
+class LooseFutexWaiter(_Document):
+    """A thread that waits for a futex."""
+
+    pid: int
+    tid: int
+    comm: str
+    address: str
+    operation: str
+    limited: bool
+
+
+class LooseFutexes(_Document):
+    """``futexes.json``."""
+
+    class Group(_Document):
+        """Threads that wait at one place."""
+
+        shared: bool
+        file: dict[str, Any] = Field({}, description="path, device, inode, offset of a shared one.")
+        waiters: list[LooseFutexWaiter]
+
+    schema_: Literal["hangwatch.futexes/1"] = Field(alias="schema")
+    threads: int = Field(description="How many threads wait for a futex at all.")
+    groups: list[Group]
+    not_readable: list[int]
+
+
+class LooseCgroup(_Document):
+    """One control group; a limit that is not set is null."""
+
+    path: str
+    version: Literal[1, 2]
+    controllers: list[str]
+    processes: list[int] = Field(description="In it, or in a group below it.")
+    memory: dict[str, int | None] = {}
+    cpu: dict[str, int | float | str | None] = {}
+    io: dict[str, int] = {}
+    pids: dict[str, int | None] = {}
+    freezer: dict[str, bool] = {}
+    pressure: dict[str, Any] = {}
+
+
+class LooseCgroups(_Document):
+    """``cgroups.json``, and ``cgroups2.json`` for the second sample."""
+
+    schema_: Literal["hangwatch.cgroups/1"] = Field(alias="schema")
+    machine: dict[str, Any] = Field(description="pressure, oom_kill.")
+    unseen: dict[str, str] = Field(description="Processes whose groups cannot be read.")
+    groups: list[LooseCgroup]
+
+
+class LooseMount(_Document):
+    """A file system that somebody else answers for."""
+
+    point: str
+    kind: str
+    device: str
+    source: str = ""
+    processes: list[int]
+    answered: bool | None = Field(description="null: it may not be asked.")
+    ms: float | None = None
+    after_s: float | None = Field(None, description="How long it was waited for in vain.")
+    error: str = ""
+
+
+class LooseMounts(_Document):
+    """``mounts.json``."""
+
+    schema_: Literal["hangwatch.mounts/1"] = Field(alias="schema")
+    mounts: list[LooseMount]
+    not_asked: int
+    probe_ended: bool = Field(description="Whether who asked could be ended.")
+
+
+class LooseKernelEvents(_Document):
+    """``kernel_events.json``: the lines of ``kmsg.txt`` that matter."""
+
+    class Event(_Document):
+        """One line."""
+
+        line: int
+        kind: str
+        at_s: float | None = Field(description="Seconds since the machine started.")
+        pid: int | None = Field(description="By the machine's first pid namespace.")
+        name: str
+        text: str
+
+    schema_: Literal["hangwatch.kernel_events/1"] = Field(alias="schema")
+    events: list[Event]
+
+
 DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "hangwatch.diagnose.1": Diagnose,
     "hangwatch.replay.1": Replay,
@@ -543,6 +782,14 @@ DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "loose-evidence.procs.1": LooseProcesses,
     "loose-evidence.health.1": LooseHealth,
     "loose-evidence.metrics.1": LooseMetrics,
+    "loose-evidence.kernel.1": LooseKernel,
+    "loose-evidence.fds.1": LooseDescriptors,
+    "loose-evidence.connections.1": LooseConnections,
+    "loose-evidence.locks.1": LooseLocks,
+    "loose-evidence.futexes.1": LooseFutexes,
+    "loose-evidence.cgroups.1": LooseCgroups,
+    "loose-evidence.mounts.1": LooseMounts,
+    "loose-evidence.kernel_events.1": LooseKernelEvents,
 }
 
 

@@ -49,12 +49,11 @@ def _row(target: Target, before: Mapping[str, Any]) -> dict[str, Any]:
 def _now(pid: int, before: Mapping[str, Any]) -> dict[str, Any]:
     at = time.monotonic()
     row = procfs.read_row(pid)
-    threads = tuple(procfs.read_threads(pid)) if row.state != "Z" else ()
-    switches = sum(thread.vol_ctxt or 0 for thread in threads)
+    threads = procfs.thread_switches(pid) if row.state != "Z" else {}
     now: dict[str, Any] = {
         "ppid": row.ppid,
         "state": row.state,
-        "thread_states": dict(Counter(thread.state for thread in threads)),
+        "thread_states": dict(Counter(state for state, _ in threads.values())),
         "wchan": row.wchan,
         "tracer_pid": row.tracer_pid,
         "uid": row.uid,
@@ -62,7 +61,7 @@ def _now(pid: int, before: Mapping[str, Any]) -> dict[str, Any]:
         "threads": row.threads,
         "monotonic": round(at, 3),
         "cpu_seconds": row.cpu_seconds,
-        "vol_ctxt": switches,
+        "vol_ctxt": sum(switches for _, switches in threads.values()),
     }
     if row.state == "Z":
         now["exit_signal"] = row.exit_signal or None

@@ -69,7 +69,8 @@ _KINDS: Final = (
     (re.compile(r"stack_(\d+)\.txt"), Kind.KERNEL_STACK),
     (
         re.compile(
-            r"(fs|topology|events|kernel|environ\w*|versions|limits|launch|machine|gpu_processes)"
+            r"(fs|topology|events|kernel|kernel_events|fds|connections|locks|futexes|cgroups|mounts|"
+            r"environ\w*|versions|limits|launch|machine|gpu_processes)"
             r"\d?\.json"
         ),
         Kind.FACTS,

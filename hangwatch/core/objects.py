@@ -1,10 +1,10 @@
-"""JSON objects with the lines they begin on, so that each can be cited."""
+"""JSON objects with the lines they begin on, so that each can be cited; and such pages written."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -86,3 +86,12 @@ def number(value: object) -> float | None:
 def word(value: object) -> str:
     """Return *value* if it is a string, else ``""``."""
     return value if isinstance(value, str) else ""
+
+
+def page(head: Mapping[str, Any], lists: Mapping[str, Iterable[object]]) -> bytes:
+    """Return a document with *head* on its first line, then its *lists*, a record a line."""
+    parts = [json.dumps(dict(head), ensure_ascii=False).removesuffix("}")]
+    for key, records in lists.items():
+        lines = ",\n ".join(json.dumps(record, ensure_ascii=False) for record in records)
+        parts.append(f"{json.dumps(key)}: [\n {lines}\n]" if lines else f"{json.dumps(key)}: []")
+    return (",\n".join(parts) + "}\n").encode("utf-8", "replace")

@@ -3,9 +3,10 @@
 Theory of operation. The ladder is ordered by volatility: what the kernel says is
 gone first and costs the target nothing, so it is read first, of every process; stacks come after
 it, logs and versions last. Within a rung the most suspicious process comes first, so that a
-capture that is cut short has what matters. Stage A is rungs 1 to 5, taken twice, with a pause that
-is used for what takes time; stage B is the rest, once, behind the gates that each collector brings.
-Servers that nothing is wrong with are
+capture that is cut short has what matters. What the kernel says of a hang that will not change
+soon (who holds a pipe, a lock) lets the stacks go first all the same.
+Stage A is rungs 1 to 5, taken twice, with a pause that is used for what takes time; stage B is the
+rest, once, behind the gates that each collector brings. Servers that nothing is wrong with are
 asked in the first sample only, for their daemon asks them as well. A plan is data: ``--dry-run``
 prints it.
 """
@@ -90,9 +91,11 @@ def plan(
     collectors = (
         replace(each, samples=min(samples, each.samples))
         for each in collectors
-        if each.rung in rungs and (not each.opt_in or each.name in collect)
+        if each.rung in rungs
+        and (not each.kinds or kind in each.kinds)
+        and (not each.opt_in or each.name in collect)
     )
-    collectors = sorted(collectors, key=lambda collector: (collector.rung, collector.name))
+    collectors = sorted(collectors, key=lambda each: (each.unhurried, each.rung, each.name))
     draft = _Draft(
         targets=targets,
         endpoints=_endpoints(targets, paths, own_paths or {}, urls or {}),

@@ -158,7 +158,7 @@ _VERSION_BEFORE: Final = re.compile(
 )
 _IPV4_DASHED: Final = re.compile(r"\bip(?:-\d{1,3}){4}\b(?:\.[a-z0-9.-]+)?")
 _IPV6: Final = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])")
-_MAC: Final = re.compile(r"(?<![\w:])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])")
+_MAC: Final = re.compile(r"(?<![\w:])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5,31}(?![\w:])")
 # A part of hardware is known by its number wherever it goes.
 _GPU: Final = re.compile(
     r"(?i)(?<![\w-])(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![\w-])"

@@ -317,6 +317,20 @@ class Room(Protocol):
         """Say how the target was found after something that attached to it failed."""
 
 
+class CaptureKind(StrEnum):
+    """Why a capture is made."""
+
+    INCIDENT = "incident"
+    NOTICE = "notice"
+    """No engine is at fault: what can be had without touching any of them."""
+    RUN = "run"
+    """Nothing is wrong: a record of a healthy process or fleet."""
+    BASELINE = "baseline"
+    """Nothing is wrong: a cheap look every few minutes, for a later one to be compared with."""
+    AFTERMATH = "aftermath"
+    """What became of the processes of an incident, minutes after its capture."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector:
     """One kind of evidence.
@@ -336,6 +350,8 @@ class Collector:
         gates: What must hold right before it.
         waits: Whether it waits for others (a server, a driver) rather than computes: such steps
             run beside the others, so that one that answers late delays nothing.
+        unhurried: Whether it lets every other step of its stage and sample go first.
+        kinds: The only captures that it is for; empty for all that have its rung.
         opt_in: Whether it runs only where somebody asked for it by name.
         roles: The only processes that it is about, by what they do; empty for all.
         memory: Bytes of address space that it and each tool it starts may have.
@@ -358,6 +374,8 @@ class Collector:
     attaches: bool = False
     gates: tuple[Gate, ...] = ()
     waits: bool = False
+    unhurried: bool = False
+    kinds: frozenset[CaptureKind] = frozenset()
     opt_in: bool = False
     roles: frozenset[Role] = frozenset()
     memory: int = MAX_MEMORY
@@ -365,20 +383,6 @@ class Collector:
     most: int = 0
     harms: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
-
-
-class CaptureKind(StrEnum):
-    """Why a capture is made."""
-
-    INCIDENT = "incident"
-    NOTICE = "notice"
-    """No engine is at fault: what can be had without touching any of them."""
-    RUN = "run"
-    """Nothing is wrong: a record of a healthy process or fleet."""
-    BASELINE = "baseline"
-    """Nothing is wrong: a cheap look every few minutes, for a later one to be compared with."""
-    AFTERMATH = "aftermath"
-    """What became of the processes of an incident, minutes after its capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

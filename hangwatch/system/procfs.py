@@ -2,12 +2,16 @@
 
 Three classes of files, by what they can cost the reader:
 
-- ``stat``, ``status``, ``comm``, ``wchan``, ``schedstat``, ``syscall``, ``io``, ``net/tcp`` and
-  the links in ``fd`` never wait for the target: ``read_row``, ``read_threads``, ``thread_counts``,
-  ``read_bytes``, ``listeners`` and ``Unsent`` use no others, so any process of ours may call them;
+- ``stat``, ``status``, ``comm``, ``wchan``, ``schedstat``, ``syscall``, ``stack``, ``io``,
+  ``net/tcp``, ``net/unix``, ``/proc/locks`` and the links in ``fd`` never wait for the target:
+  ``read_row``, ``read_threads``, ``thread_counts``, ``thread_switches``, ``read_call``,
+  ``read_stack``, ``read_bytes``, ``listeners``, ``tcp``, ``Unsent`` and ``locks`` use no others, so
+  any process of ours may call them;
 - ``cmdline``, ``environ`` and ``maps`` take the lock of the target's memory map and can block for
-  as long as the target does: ``look_closer`` and ``read_environment`` belong into an expendable
-  process;
+  as long as the target does. So can ``fdinfo``, which asks the driver of a device, and of an epoll
+  descriptor takes the lock under which the target polls its files; and ``mountinfo``, which asks
+  each file system for its options. ``look_closer``, ``read_environment``, ``read_descriptor``,
+  ``mappings`` and ``mounts`` belong into an expendable process;
 - files of the target's own file system can block for ever: so can ``read_inside``.
 
 Nothing here signals, attaches to, or writes to another process. A process that ends while it is
@@ -54,7 +58,7 @@ PERMISSION_HINT: Final = (
 
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _STATUS: Final = re.compile(
-    rb"^(TracerPid|Uid|VmRSS|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\s*(\S.*)$",
+    rb"^(State|TracerPid|Uid|VmRSS|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\s*(\S.*)$",
     re.MULTILINE,
 )
 # ::ffff:0:0 as ``net/tcp6`` writes it: 32-bit words in the machine's own byte order.
@@ -130,8 +134,16 @@ def _status(*parts: object) -> dict[bytes, bytes]:
     return dict(_STATUS.findall(_read(*parts, "status")))
 
 
+def _optional(*parts: object) -> str:
+    """Return a file that not every kernel has, ``""`` where there is none or it is not for us."""
+    try:
+        return _text(*parts)
+    except FileNotFoundError:
+        return ""
+
+
 def _wchan(*parts: object) -> str:
-    name = _text(*parts, "wchan")
+    name = _optional(*parts, "wchan")
     return "" if name == "0" else name
 
 
@@ -249,7 +261,7 @@ def read_thread(pid: int, tid: int) -> ThreadRow:
     at = (pid, "task", tid)
     seen = _stat(*at)
     status = _status(*at)
-    run_ns, wait_ns, slices = (*_text(*at, "schedstat").split(), "", "", "")[:3]
+    run_ns, wait_ns, slices = (*_optional(*at, "schedstat").split(), "", "", "")[:3]
     return ThreadRow(
         tid=tid,
         comm=seen.comm,
@@ -261,7 +273,7 @@ def read_thread(pid: int, tid: int) -> ThreadRow:
         vol_ctxt=int(status[b"voluntary_ctxt_switches"]),
         invol_ctxt=int(status[b"nonvoluntary_ctxt_switches"]),
         wchan=_wchan(*at),
-        syscall=_text(*at, "syscall"),
+        syscall=_optional(*at, "syscall"),
     )
 
 
@@ -270,6 +282,40 @@ def read_threads(pid: int) -> Iterator[ThreadRow]:
     for tid in thread_ids(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             yield read_thread(pid, tid)
+
+
+def read_call(pid: int, tid: int) -> str:
+    """Return the system call that a thread is in, as the kernel writes it.
+
+    Raises:
+        PermissionError: Neither root with SYS_PTRACE nor the user of the process may read it.
+    """
+    return _read(pid, "task", tid, "syscall").decode("ascii", "replace").strip()
+
+
+def read_name(pid: int, tid: int) -> str:
+    """Return the name of a thread."""
+    return _text(pid, "task", tid, "comm")
+
+
+def read_stack(pid: int, tid: int) -> str:
+    """Return the functions of the kernel that a thread is in, innermost first.
+
+    Raises:
+        PermissionError: It takes SYS_ADMIN besides the right to trace the process.
+    """
+    return _read(pid, "task", tid, "stack").decode("ascii", "replace").rstrip()
+
+
+def thread_switches(pid: int) -> dict[int, tuple[str, int]]:
+    """Return state and voluntary context switches of each thread, as cheaply as can be."""
+    found = {}
+    for tid in thread_ids(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = _status(pid, "task", tid)
+            state = status[b"State"][:1].decode("ascii", "replace")
+            found[tid] = state, int(status[b"voluntary_ctxt_switches"])
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +377,45 @@ def links(pid: int) -> dict[int, str]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found[int(name)] = os.readlink(f"{folder}/{name}")
     return found
+
+
+def descriptors(pid: int) -> tuple[int, ...]:
+    """Return the numbers of the descriptors of a process; what they lead to may still be closed.
+
+    Raises:
+        PermissionError: It may not be read.
+    """
+    return tuple(sorted(map(int, os.listdir(f"{PROC}/{pid}/fd"))))
+
+
+def locks() -> str:
+    """Return the file locks of this machine, as far as their takers are in our pid namespace."""
+    return _text("locks")
+
+
+def read_descriptor(pid: int, fd: int) -> str:
+    """Return what the kernel says of a descriptor: position, flags, locks; can block, see above."""
+    return _read(pid, "fdinfo", fd).decode("utf-8", "replace")
+
+
+def mappings(pid: int) -> str:
+    """Return the memory map of a process; can block for as long as the process does."""
+    return _read(pid, "maps").decode("utf-8", "replace")
+
+
+def mounts(pid: int) -> str:
+    """Return the mounts that a process sees, as ``mountinfo`` has them; can block, see above."""
+    return _read(pid, "mountinfo").decode("utf-8", "replace")
+
+
+def access(pid: int, fd: int) -> str:
+    """Return what a descriptor may be used for: ``r``, ``w``, ``rw``.
+
+    Raises:
+        OSError: It was closed, or may not be looked at.
+    """
+    mode = os.lstat(f"{PROC}/{pid}/fd/{fd}").st_mode  # of the link: what it leads to is not asked
+    return "r" * bool(mode & stat.S_IRUSR) + "w" * bool(mode & stat.S_IWUSR)
 
 
 _descriptors: dict[tuple[int, int], int] = {}
@@ -446,6 +531,56 @@ def _connections(pid: int, family: str, *states: str) -> Iterator[list[str]]:
         fields = line.split(None, 10)
         if len(fields) > 9 and fields[3] in states:
             yield fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpSocket:
+    """A TCP socket, as its network namespace lists it.
+
+    Attributes:
+        inode: It.
+        near: Its own address, ``host:port``.
+        far: The other end's; of no meaning for a listener.
+        state: The kernel's word for its state, in lower case.
+        unread: Bytes that came and were not read yet; a listener's callers that wait.
+        unsent: Bytes that the other end has not acknowledged.
+        retries: Times in a row that the other end did not acknowledge anything.
+    """
+
+    inode: int
+    near: str
+    far: str
+    state: str
+    unread: int
+    unsent: int
+    retries: int = 0
+
+
+_TCP_STATES: Final = (
+    "", "established", "syn_sent", "syn_recv", "fin_wait1", "fin_wait2", "time_wait", "close",
+    "close_wait", "last_ack", "listen", "closing",
+)  # fmt: skip
+
+
+def tcp(pid: int) -> Iterator[TcpSocket]:
+    """Yield the TCP sockets of the network namespace of a process, those that somebody holds."""
+    states = tuple(f"{number:02X}" for number in range(1, len(_TCP_STATES)))
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for fields in _connections(pid, family, *states):
+                inode = int(fields[9])
+                unsent, _, unread = fields[4].partition(":")
+                near, far = (_address(end.removeprefix(_MAPPED)) for end in fields[1:3])
+                if inode:
+                    yield TcpSocket(
+                        inode=inode,
+                        near=near,
+                        far=far,
+                        state=_TCP_STATES[int(fields[3], 16)],
+                        unread=int(unread, 16),
+                        unsent=int(unsent, 16),
+                        retries=int(fields[6], 16),
+                    )
 
 
 class Unsent:

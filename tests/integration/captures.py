@@ -1,13 +1,17 @@
 """Captures of real processes for tests."""
 
+import json
 import stat
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+import jsonschema
 
 from hangwatch import registry
 from hangwatch.capture.pool import Pool
 from hangwatch.capture.rooms import Rooms
 from hangwatch.capture.run import run
+from hangwatch.capture.schemas import schemas
 from hangwatch.model.capture import (
     CapturedInstance,
     CaptureKind,
@@ -83,6 +87,32 @@ def step_for(pid, *, collector="stacks", sample=1, timeout=10.0, name="", ticks=
         memory=known.memory,
         options=options,
     )
+
+
+def step_about(*pids, collector, sample=1, timeout=30.0, **options):
+    """Return a step about several processes at once, as they are now."""
+    return Step(
+        id=f"{collector}/{sample}",
+        collector=collector,
+        scope=Scope.NODE,
+        stage=Stage.A,
+        sample=sample,
+        rung=1,
+        folder=PurePosixPath(),
+        timeout=timeout,
+        targets=tuple(Target(process=procfs.identify(pid), role=Role.ENGINE) for pid in pids),
+        waits=registry.collectors()[collector].waits,
+        options=options,
+    )
+
+
+def left(output, evidence, name):
+    """Return a document that steps left below *output*; it keeps to its schema."""
+    (path,) = [item.path for item in evidence.artifacts if item.path.name == name]
+    document = json.loads((next(output.glob("*.partial")) / path).read_text())
+    kind = name.removesuffix(".json").rstrip("2")
+    jsonschema.validate(document, schemas()[f"loose-evidence.{kind}.1"])
+    return document
 
 
 @contextmanager

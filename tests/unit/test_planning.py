@@ -247,3 +247,23 @@ def test_a_look_at_the_whole_machine_knows_how_long_it_is_until_the_next_one():
 
     assert ["3.5", "3.5"] == [step.options["gap"] for step in made.steps]
     assert [{}] == [dict(step.options) for step in baseline.steps]
+
+
+def test_what_can_wait_lets_the_stacks_of_its_sample_go_first():
+    locks = collector("locks", rung=1, samples=2, unhurried=True)
+
+    assert [
+        "kernel/1/1",
+        "stacks/1/1",
+        "locks/1/1",
+        "kernel/1/2",
+        "stacks/1/2",
+        "locks/1/2",
+    ] == ids(target(1), collectors=(locks, STACKS, KERNEL))
+
+
+def test_a_collector_that_is_for_some_captures_is_left_out_of_the_others():
+    locks = collector("locks", rung=1, kinds=frozenset({CaptureKind.INCIDENT}))
+
+    assert ["locks/1"] == ids(target(1), collectors=[locks])
+    assert [] == ids(target(1), collectors=[locks], kind=CaptureKind.BASELINE)
