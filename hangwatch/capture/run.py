@@ -458,6 +458,9 @@ def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mappi
     ours: dict[str, Mapping[str, str]] = {"tasks": {"state": json.dumps(to_plain(profile.state))}}
     if request.api_key_file:
         ours["endpoints"] = {"api_key_file": request.api_key_file}
+    if request.incident is not None and request.incident.window is not None:
+        onset = request.epoch.wall_of(request.incident.window.latest).isoformat()
+        ours |= {"logs": {"onset": onset}, "ray_logs": {"onset": onset}}
     given = request.options
     return {
         name: {**ours.get(name, {}), **given.get(name, {})} for name in ours.keys() | given.keys()

@@ -2,16 +2,13 @@
 
 The driver's stream does not show what each engine printed, and what Ray's core worker says of a
 stuck call stands only in its own file. A log is read through the descriptor of the process that
-writes it, because that leads to the very file wherever its path leads from here: nowhere (another
-mount namespace, deleted), or to a file that was never meant. Only a log that the user named is
-also opened by its path.
+writes it; only a log that the user named is also opened by its path.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import re
+from datetime import datetime
 from typing import BinaryIO, Final
 
 from hangwatch.model.capture import (
@@ -23,22 +20,27 @@ from hangwatch.model.capture import (
     Stage,
     Step,
 )
-from hangwatch.system import paths, procfs
+from hangwatch.system import logfiles
 
-TAIL: Final = 256 << 10
-"""Bytes: hours of heartbeats, or the last minutes of a server that logs each request."""
-
+_RAY: Final = re.compile(r"(?:\d+-)?(?:python-core-|raylet\.|gcs_server\.)")
 _DESCRIPTOR: Final = re.compile(r"^(?P<path>.*) \(fd of (?P<pid>\d+)\)$")
 
 
 def _collect(step: Step, room: Room) -> None:
     with _open(step) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - TAIL))
-        tail = file.read(TAIL)
-    if size > TAIL:
-        tail = tail.partition(b"\n")[2] or tail  # begin with a whole line, if there is one
-    room.write(step.options["name"], tail)
+        room.write(step.options["name"], logfiles.excerpt(file, around=_around(step)))
+
+
+def _around(step: Step) -> datetime | None:
+    """Return when the incident began, for logs that say when what they tell of happened.
+
+    A part that is missing from the log of an engine could be taken for silence: of these the end
+    is kept and nothing else.
+    """
+    onset = step.options.get("onset", "")
+    if not onset or not _RAY.match(step.options["name"]):
+        return None
+    return datetime.fromisoformat(onset).astimezone()
 
 
 def _open(step: Step) -> BinaryIO:
@@ -47,25 +49,15 @@ def _open(step: Step) -> BinaryIO:
     writers = [target.process.pid for target in step.targets]
     if known:
         writers.append(int(known["pid"]))
-    candidates = [
-        f"{procfs.PROC}/{pid}/fd/{fd}"
-        for pid in writers
-        for fd, target in procfs.links(pid).items()
-        if target == path
-    ]
-    if step.options.get("named") and not known:
-        candidates.append(path)
-    error: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    for candidate in candidates:
-        try:
-            return os.fdopen(paths.open_regular(candidate), "rb")
-        except OSError as caught:
-            error = caught
-    if isinstance(error, PermissionError):
-        raise error
-    raise CollectorError(
-        FailureKind.NOT_AVAILABLE, f"{path} cannot be read: {(error.strerror or '').lower()}"
-    )
+    named = bool(step.options.get("named")) and not known
+    try:
+        return logfiles.open_written(writers, path, by_path=named)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise CollectorError(
+            FailureKind.NOT_AVAILABLE, f"{path} cannot be read: {(error.strerror or '').lower()}"
+        ) from error
 
 
 COLLECTOR: Final = Collector(

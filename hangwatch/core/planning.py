@@ -198,13 +198,14 @@ class _Draft:
                         options={"name": name, "named": "yes" if log in self._named else ""},
                     )
             case Scope.NODE:
-                yield self._step(
-                    collector,
-                    sample,
-                    folder=PurePosixPath(),
-                    targets=self._targets,
-                    options={"gap": f"{self._gap:g}"} if collector.samples > 1 else {},
-                )
+                if _concerns(collector, self._targets):
+                    yield self._step(
+                        collector,
+                        sample,
+                        folder=PurePosixPath(),
+                        targets=self._targets,
+                        options={"gap": f"{self._gap:g}"} if collector.samples > 1 else {},
+                    )
 
     def _step(
         self,
@@ -246,6 +247,11 @@ def _is_about(collector: Collector, target: Target) -> bool:
     if collector.gpu_only and not target.gpus:
         return False
     return target.python or not collector.python_only
+
+
+def _concerns(collector: Collector, targets: tuple[Target, ...]) -> bool:
+    """Say whether there is any process that a collector for a whole node is made for."""
+    return not collector.roles or any(target.role in collector.roles for target in targets)
 
 
 def _endpoints(

@@ -277,8 +277,9 @@ _COMMON_WORDS: Final = frozenset(
     )
 )
 
-_TASKS_FILE: Final = re.compile(r"tasks\d?\.json")
-# Names of tasks stand in these places of ``hangwatch.tasks/1``, in problems behind "task '".
+_TASKS_FILE: Final = re.compile(r"(?:ray_)?tasks\d?\.json")
+# Names of tasks stand in these places of ``hangwatch.tasks/1``, in problems behind "task '"; Ray's
+# tasks have a name, too.
 _TASK_NAME: Final = re.compile(rb'("(?:name|task|from|to|where)":\s*)("(?:[^"\\]|\\.)*")')
 
 TEXT_SUFFIXES: Final = frozenset(

@@ -353,7 +353,8 @@ class Collector:
         unhurried: Whether it lets every other step of its stage and sample go first.
         kinds: The only captures that it is for; empty for all that have its rung.
         opt_in: Whether it runs only where somebody asked for it by name.
-        roles: The only processes that it is about, by what they do; empty for all.
+        roles: The only processes that it is about, by what they do; empty for all. One for a whole
+            node runs where there is any of them.
         memory: Bytes of address space that it and each tool it starts may have.
         gpu_only: Skipped for targets that have no GPU open.
         most: The most suspicious so many targets only; 0 for all.

@@ -31,7 +31,7 @@ import stat
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Final
 
 from hangwatch.errors import TargetNotFoundError
@@ -684,6 +684,14 @@ def read_title(pid: int) -> str:
     return " ".join(word for argument in arguments for word in argument.split())[:MAX_TITLE]
 
 
+def read_arguments(pid: int) -> tuple[str, ...]:
+    """Return the command line, an argument each; can block, see the module.
+
+    Empty where it may not be read.
+    """
+    return tuple(_text(pid, "cmdline").removesuffix("\0").split("\0"))
+
+
 def read_environment(pid: int) -> dict[str, str]:
     """Return the environment that a process started with; can block, see the module.
 
@@ -707,12 +715,12 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 
 
 @contextlib.contextmanager
-def _inside(pid: int, path: PurePosixPath | str) -> Iterator[int]:
+def _inside(pid: int, path: PurePosixPath | str, *, follow: bool = True) -> Iterator[int]:
     """Give a descriptor that names *path* in the target's root without opening it."""
     root = os.open(f"{PROC}/{pid}/root", os.O_PATH | os.O_DIRECTORY)
     try:
         how = _OpenHow(
-            flags=os.O_PATH | os.O_CLOEXEC,
+            flags=os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW),
             mode=0,
             resolve=_RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS,
         )
@@ -737,20 +745,35 @@ def _inside(pid: int, path: PurePosixPath | str) -> Iterator[int]:
 
 
 def read_inside(pid: int, path: PurePosixPath | str, limit: int) -> bytes:
-    """Return the first *limit* bytes of a file of the target's root; links cannot lead out of it.
-
-    Needs Linux 5.6 (``openat2``). Opens regular files only: no device is touched and no named
-    pipe waited for. Can block for as long as the file system does.
+    """Return the first *limit* bytes of a file of the target's root; see ``open_inside``.
 
     Raises:
         OSError: It is not there, not a regular file, or may not be read; ``ENOSYS`` or ``EPERM``
             where the kernel or a filter does not let the call through.
     """
-    with _inside(pid, path) as fd:
+    with os.fdopen(open_inside(pid, path), "rb") as file:
+        return file.read(limit)
+
+
+def open_inside(pid: int, path: PurePosixPath | str, *, follow: bool = True) -> int:
+    """Return a descriptor to read a file of the target's root by; links cannot lead out of it.
+
+    Needs Linux 5.6 (``openat2``). Opens regular files only: no device is touched and no named
+    pipe waited for. Can block for as long as the file system does.
+
+    Args:
+        pid: The target.
+        path: An absolute path in its root.
+        follow: Whether the last part of the path may be a link: where others than the target may
+            write, it could lead to what only we may read.
+
+    Raises:
+        OSError: See ``read_inside``.
+    """
+    with _inside(pid, path, follow=follow) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        with Path(f"/proc/self/fd/{fd}").open("rb") as file:
-            return file.read(limit)
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def list_inside(pid: int, path: PurePosixPath | str) -> tuple[str, ...]:
