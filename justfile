@@ -42,6 +42,10 @@ docs:
 proof:
     {{python}} -m benchmarks
 
+# kill captures of real processes at N random moments, and look at the processes (25 minutes)
+proof-safety N="500":
+    HANGWATCH_PROOF_KILLS={{N}} {{python}} -m pytest -n 2 -rP tests/integration/test_contract_kills.py
+
 # record the picture of attach's live page that the documentation shows
 picture:
     {{python}} tools/attach_picture.py
