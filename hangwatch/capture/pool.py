@@ -172,8 +172,7 @@ class Pool:
     def close(self) -> None:
         """End every worker; one in D state is abandoned."""
         for worker in self._workers:
-            worker.child.channel.close()
-            self._kill(worker.child)
+            self._end(worker)
         self._workers.clear()
         deadline = self._clock.now() + 1.0
         while self.abandoned and self._clock.now() < deadline:
@@ -358,8 +357,13 @@ class Pool:
 
     def _drop(self, worker: _Worker) -> None:
         self._workers.remove(worker)
-        worker.child.channel.close()
+        self._end(worker)
+
+    def _end(self, worker: _Worker) -> None:
+        # In this order: a worker whose channel is closed ends, and what it started is not to be
+        # found any more.
         self._kill(worker.child)
+        worker.child.channel.close()
 
     def _kill(self, child: Child) -> None:
         # Tools, and what watches them, run in sessions of their own; the kernel kills tools when

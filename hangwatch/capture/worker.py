@@ -148,6 +148,10 @@ def _explain(error: Exception) -> Failure:
             message=f"may not read {error.filename or 'it'}",
             hint=procfs.PERMISSION_HINT,
         )
+    if isinstance(error, ProcessLookupError):
+        return Failure(
+            kind=FailureKind.TARGET_GONE, message="the process, or its main thread, has ended"
+        )
     if isinstance(error, OSError) and is_full(error):
         return Failure(
             kind=FailureKind.TOO_LARGE,

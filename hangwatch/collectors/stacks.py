@@ -42,6 +42,9 @@ _TARGETS_OWN: Final = frozenset(
 )
 """Failures that our reader would have as well."""
 
+_ENDED: Final = ("Z", "X")
+"""States of a thread that has ended."""
+
 _hung: set[str] = set()
 """Programs that hung on this worker: it does not wait for them again."""
 
@@ -49,13 +52,10 @@ _hung: set[str] = set()
 def _collect(step: Step, room: Room) -> None:
     assert step.target is not None
     process = step.target.process
-    if procfs.read_row(process.pid).state in ("Z", "X"):
-        raise CollectorError(
-            FailureKind.TARGET_GONE, f"process {process.pid} has ended and waits to be reaped"
-        )
+    number = _living(process.pid)
     name = file_name("threads", ".json", step.sample)
     try:
-        room.write(name, _dump(step, process))
+        room.write(name, _dump(step, process, number))
     except CollectorError as error:
         if error.failure.kind in _TARGETS_OWN or not procfs.is_same(process):
             raise
@@ -69,8 +69,22 @@ def _collect(step: Step, room: Room) -> None:
         ) from error
 
 
-def _dump(step: Step, process: ProcessId) -> bytes:
-    """Return what py-spy prints.
+def _living(pid: int) -> int:
+    """Return the number by which py-spy finds a process: where its main thread has ended, another.
+
+    Raises:
+        CollectorError: ``TARGET_GONE`` where no thread is left.
+    """
+    if procfs.read_row(pid).state not in _ENDED:
+        return pid
+    for tid, state in procfs.thread_states(pid).items():
+        if state not in _ENDED:
+            return tid
+    raise CollectorError(FailureKind.TARGET_GONE, f"process {pid} has ended and waits to be reaped")
+
+
+def _dump(step: Step, process: ProcessId, number: int) -> bytes:
+    """Return what py-spy prints of the process that has the thread *number*.
 
     Raises:
         CollectorError: It did not succeed.
@@ -83,7 +97,7 @@ def _dump(step: Step, process: ProcessId) -> bytes:
     attempt = 0
     while True:
         attempt += 1
-        result = _run(program, process.pid, max(0.5, deadline - time.monotonic()))
+        result = _run(program, number, max(0.5, deadline - time.monotonic()))
         if result.code == 0 and not result.ended_by_us:
             pyspy.threads(result.output)
             return result.output
