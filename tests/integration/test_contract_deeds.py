@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from captures import CLOCK, request_for
-from processes import PATIENCE, eventually, python
-from processes import skip_unless_it_works
+from processes import PATIENCE, eventually, python, skip_unless_it_works
 
 from hangwatch import registry
 from hangwatch.capture.conductor import capture_and_bundle

@@ -1,8 +1,8 @@
 """The safety contract: whatever of hangwatch is killed, and whenever, the targets are as before.
 
-Each round captures the same few processes once more and kills one of those that do it: hangwatch
-itself, a worker or a tool, at a moment of its own. ``HANGWATCH_PROOF_KILLS`` says how many rounds;
-a round's seed is its number.
+Each round captures the same few processes once more and kills one of those that do it, or all: at
+a moment of its own, or while the target is held by what attached to it. ``HANGWATCH_PROOF_KILLS``
+says how many rounds; a round's seed is its number.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -47,6 +46,8 @@ async def main():
     await asyncio.Event().wait()
 """
 THREADS = 6
+ENGINE = ("mp_engine_proc",)
+"""A word of its title, by which it is taken for an engine: stacks of C are read of these alone."""
 
 CAPTURER = """
 import sys
@@ -106,7 +107,7 @@ def ticking(folder):
     with file.open("r+b") as opened:
         page = mmap.mmap(opened.fileno(), mmap.PAGESIZE)
     body = TICKING.format(file=str(file), threads=THREADS)
-    with page, python(body, rest="asyncio.run(main())") as it:
+    with page, python(body, rest="asyncio.run(main())", arguments=ENGINE) as it:
         eventually(lambda: all(page[:THREADS]))
         yield it.pid, page
 
@@ -149,11 +150,11 @@ def adopting():
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-class Victims:
-    """Those that make a capture; each is held by a descriptor, so that nobody else is hit."""
+class Capture:
+    """A capture that runs, and those that make it; whoever is killed is held by a descriptor."""
 
-    def __init__(self, capturer, rng):
-        self.capturer, self.rng = capturer, rng
+    def __init__(self, capturer, target, rng):
+        self.capturer, self.target, self.rng = capturer, target, rng
 
     def hangwatch(self):
         return [self.capturer.pid]
@@ -161,36 +162,68 @@ class Victims:
     def worker(self):
         return procfs.children(self.capturer.pid)
 
-    def tool(self):
-        return [pid for worker in self.worker() for pid in procfs.children(worker)]
+    def watcher(self):
+        return [pid for pid in self._below_workers() if self._is_ours(pid)]
 
-    def strike(self, kind, within):
-        """Kill one of a kind at most *within* seconds after it is seen; say whether it was."""
-        while self.capturer.poll() is None:
-            seen = getattr(self, kind)()
-            if not seen:
-                continue
-            pid = self.rng.choice(seen)
-            with contextlib.suppress(ProcessLookupError), held(pid) as descriptor:
-                if pid in getattr(self, kind)():
-                    ended, _, _ = select.select([descriptor], [], [], self.rng.uniform(0.0, within))
-                    if not ended:
-                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                        return True
+    def tool(self):
+        return [pid for pid in self._below_workers() if not self._is_ours(pid)]
+
+    def all(self):
+        return [*self._below_workers(), *self.worker(), *self.hangwatch()]
+
+    def _below_workers(self):
+        children = [pid for worker in self.worker() for pid in procfs.children(worker)]
+        return [*(pid for child in children for pid in procfs.children(child)), *children]
+
+    def _is_ours(self, pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return "python" in procfs.read_row(pid).comm
         return False
 
+    def runs(self):
+        return self.capturer.poll() is None
 
-@contextlib.contextmanager
-def held(pid):
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    def until(self, moment):
+        """Wait for a moment of the capture, at most until it ends."""
+        if moment == "while it holds the target":
+            while self.runs() and not procfs.read_row(self.target).tracer_pid:
+                time.sleep(0.001)
+            time.sleep(self.rng.uniform(0.0, 0.02))
+        else:
+            deadline = time.monotonic() + self.rng.uniform(0.0, LONGEST)
+            while self.runs() and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def kill(self, whom):
+        """Kill one of a kind, or all at once, as soon as there is one; say whether it was."""
+        seen = ()
+        while self.runs() and not (seen := getattr(self, whom)()):
+            time.sleep(0.001)
+        if whom != "all":
+            seen = [self.rng.choice(seen)] if seen else []
+        if not self.runs():
+            return False
+        with contextlib.ExitStack() as stack:
+            victims = []
+            for number in signal.SIGSTOP, signal.SIGKILL:  # so that none sees another end
+                for pid in getattr(self, whom)() if whom == "all" else seen:
+                    with contextlib.suppress(ProcessLookupError):
+                        descriptor = os.pidfd_open(pid)
+                        stack.callback(os.close, descriptor)
+                        if pid in getattr(self, whom)():
+                            signal.pidfd_send_signal(descriptor, number)
+                            victims.append(number)
+            return signal.SIGKILL in victims
 
 
-KINDS = {"hangwatch": 1.5, "worker": 1.0, "tool": 0.05}
-"""Who is killed, and how many seconds after it is first seen at the latest."""
+LONGEST = 1.5
+"""Seconds; most captures of a round are shorter."""
+MOMENTS = [
+    (whom, moment)
+    for moment in ("at any moment", "while it holds the target")
+    for whom in ("hangwatch", "worker", "tool", "watcher", "all")
+    if (whom, moment) != ("watcher", "at any moment")
+]
 
 
 def capturer_of(targets, rng, output):
@@ -207,18 +240,18 @@ def test_killing_anything_of_a_capture_at_any_moment_leaves_every_target_as_it_w
     with fleet(tmp_path) as targets, adopting() as wait_for_orphans:
         for number in range(first, min(first + BATCH, KILLS)):
             rng = random.Random(number)
-            kind = [*KINDS][number % len(KINDS)]
+            whom, moment = MOMENTS[number % len(MOMENTS)]
             with capturer_of(targets, rng, output) as capturer:
-                # So that each moment of a capture can be the one.
-                time.sleep(rng.uniform(0.0, 0.5) if kind == "tool" else 0.0)
-                hit = Victims(capturer, rng).strike(kind, KINDS[kind])
+                capture = Capture(capturer, targets[0].pid, rng)
+                capture.until(moment)
+                hit = capture.kill(whom)
                 said = capturer.communicate(timeout=PATIENCE)[1].decode()
             wait_for_orphans()
-            struck[kind] += hit
-            print(f"seed {number}: {kind} {'killed' if hit else 'had ended'}")
+            struck[f"{whom} {moment}"] += hit
+            print(f"seed {number}: {whom} {moment}: {'killed' if hit else 'had ended'}")
             for target in targets:
                 target.check()
-            expected = -signal.SIGKILL if hit and kind == "hangwatch" else 0
+            expected = -signal.SIGKILL if hit and whom in ("hangwatch", "all") else 0
             assert expected == capturer.returncode, said
         with capturer_of(targets, random.Random(), output) as capturer:
             assert 0 == capturer.wait(PATIENCE)
