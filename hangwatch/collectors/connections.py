@@ -65,7 +65,7 @@ def _collect(step: Step, room: Room) -> None:
     if seen.closed:
         raise CollectorError(
             FailureKind.NOT_PERMITTED,
-            f"the descriptors of {', '.join(map(str, seen.closed))} may not be read",
+            f"the descriptors of {len(seen.closed)} processes may not be read",
             procfs.PERMISSION_HINT,
         )
 
@@ -108,7 +108,7 @@ class _Seen:
     def _look(self, pid: int) -> str:
         """Note what a process holds; return its network namespace."""
         links = self._links[pid] = procfs.links(pid)
-        if not links and _has_some(pid):
+        if not links and procfs.has_hidden_links(pid):
             self.closed.append(pid)
             return ""
         self._note(pid, links)
@@ -217,13 +217,6 @@ class _Seen:
                     inode = descriptors.inode(links.get(call.fds[0], ""))
                     if inode is not None:
                         yield Waiting(pid=pid, tid=tid, call=call, fd=call.fds[0], inode=inode)
-
-
-def _has_some(pid: int) -> bool:
-    try:
-        return bool(procfs.descriptors(pid))
-    except PermissionError:
-        return True
 
 
 def _queues(listens: bool, unread: int, unsent: int) -> dict[str, int]:

@@ -29,8 +29,10 @@ def _collect(step: Step, room: Room) -> None:
     assert step.target is not None
     pid = step.target.process.pid
     links = procfs.links(pid)
-    if not links:
-        _explain_nothing(pid)
+    if not links and procfs.has_hidden_links(pid):
+        raise CollectorError(
+            FailureKind.NOT_PERMITTED, "its descriptors may not be read", procfs.PERMISSION_HINT
+        )
     kinds = Counter(map(descriptors.kind, links.values()))
     head = {
         "schema": "hangwatch.fds/1",
@@ -40,25 +42,21 @@ def _collect(step: Step, room: Room) -> None:
         "more": len(links) >= procfs.MAX_LINKS,
         "fds": [],
     }
+    ordered = sorted(links.items(), key=lambda item: (_may_block(item), item))
     with room.create("fds.json") as out:
         out.write(json.dumps(head).removesuffix("]}").encode())
-        for number, (fd, link) in enumerate(sorted(links.items())):
+        for number, (fd, link) in enumerate(ordered):
             info = ""
             with contextlib.suppress(OSError):
                 info = procfs.read_descriptor(pid, fd)
             line = json.dumps(descriptors.describe(fd, link, info), ensure_ascii=False)
-            out.write(f"{',' if number else ''}\n {line}".encode("utf-8", "surrogateescape"))
+            out.write(f"{',' if number else ''}\n {line}".encode("utf-8", "replace"))
         out.write(b"\n]}\n")
 
 
-def _explain_nothing(pid: int) -> None:
-    """Raise if that is not because the process has none."""
-    with contextlib.suppress(PermissionError):
-        if not procfs.descriptors(pid):
-            return
-    raise CollectorError(
-        FailureKind.NOT_PERMITTED, "its descriptors may not be read", procfs.PERMISSION_HINT
-    )
+def _may_block(item: tuple[int, str]) -> bool:
+    """Say whether its ``fdinfo`` asks somebody: it comes last, so that a kill keeps the rest."""
+    return descriptors.kind(item[1]) in ("eventpoll", "device")
 
 
 COLLECTOR: Final = Collector(

@@ -56,7 +56,7 @@ def _collect(step: Step, room: Room) -> None:
     if closed:
         raise CollectorError(
             FailureKind.NOT_PERMITTED,
-            f"the system calls of {', '.join(map(str, closed))} may not be read",
+            f"the system calls of {len(closed)} processes may not be read",
             procfs.PERMISSION_HINT,
         )
 

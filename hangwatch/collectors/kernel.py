@@ -95,7 +95,7 @@ class _Look:
         for number, thread in enumerate(procfs.read_threads(self._pid)):
             self.closed |= not thread.syscall
             line = json.dumps(self._line(thread), ensure_ascii=False)
-            out.write(f"{',' if number else ''}\n {line}".encode("utf-8", "surrogateescape"))
+            out.write(f"{',' if number else ''}\n {line}".encode("utf-8", "replace"))
             if not self._before:
                 self._look_deeper(thread)
         out.write(f"\n],\n{json.dumps(self._tail())[1:]}\n".encode())

@@ -35,7 +35,11 @@ _INODE: Final = re.compile(r"^ino:\s*(\d+)", re.MULTILINE)
 
 def _collect(step: Step, room: Room) -> None:
     pids = [t.process.pid for t in step.targets if procfs.is_same(t.process)]
-    closed = [pid for pid in pids if not _readable(pid)]
+    closed = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if procfs.has_hidden_links(pid):
+                closed.append(pid)
     lines = locks.parse(procfs.locks())
     waits = [wait for pid in pids for wait in _waits(pid)]
     holds = [hold for pid in pids for hold in _holds(pid)]
@@ -56,15 +60,9 @@ def _collect(step: Step, room: Room) -> None:
     if closed:
         raise CollectorError(
             FailureKind.NOT_PERMITTED,
-            f"the descriptors of {', '.join(map(str, closed))} may not be read",
+            f"the descriptors of {len(closed)} processes may not be read",
             procfs.PERMISSION_HINT,
         )
-
-
-def _readable(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(procfs.links(pid)) or not procfs.descriptors(pid)
-    return False
 
 
 def _waits(pid: int) -> Iterator[locks.Wait]:

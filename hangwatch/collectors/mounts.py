@@ -39,16 +39,22 @@ def _collect(step: Step, room: Room) -> None:
                 seen[pid] = tuple(mountinfo.parse(procfs.mounts(pid)))
     ours = tuple(mountinfo.parse(procfs.mounts(os.getpid())))
     asked, more = mounts.chosen(ours, seen, f"{procfs.PROC}/{{pid}}/root")
-    timeout = float(step.options.get("deadline") or DEADLINE)
+    most = step.timeout - mountprobe.START - 2.0  # for its own start, and for its end
+    timeout = min(float(step.options.get("deadline") or DEADLINE), most)
     answers, ended = mountprobe.ask([each.path for each in asked], timeout) if asked else ({}, True)
     records = []
+    refused = False
     for number, each in enumerate(asked):
-        answer = answers.get(number)
-        said: dict[str, Any] = {"answered": False, "after_s": timeout}
-        if answer is not None:
-            said = {"answered": None if answer.refused else True, "ms": answer.milliseconds}
-        error = {"error": answer.error} if answer is not None and answer.error else {}
-        records.append({**mounts.record(each), **said, **error})
+        said: dict[str, Any] = {"answered": None}
+        if number in answers:
+            answer = answers[number]
+            if answer is None:
+                said = {"answered": False, "after_s": timeout}
+            else:
+                said = {"answered": None if answer.refused else True, "ms": answer.milliseconds}
+                said |= {"error": answer.error} if answer.error else {}
+        refused |= said.get("error") is not None and said["answered"] is None
+        records.append({**mounts.record(each), **said})
     head = {
         "schema": "hangwatch.mounts/1",
         "monotonic": time.monotonic(),
@@ -56,7 +62,7 @@ def _collect(step: Step, room: Room) -> None:
         "probe_ended": ended,
     }
     room.write("mounts.json", page(head, {"mounts": records}))
-    if any(record["answered"] is None for record in records):
+    if refused:
         raise CollectorError(
             FailureKind.NOT_PERMITTED,
             "some file systems may not be asked",
@@ -70,7 +76,7 @@ COLLECTOR: Final = Collector(
     scope=Scope.NODE,
     rung=1,
     stage=Stage.A,
-    timeout=8.0,
+    timeout=10.0,
     needs="the mounts of the processes, here or through /proc/PID/root",
     waits=True,
     unhurried=True,

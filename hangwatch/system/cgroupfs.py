@@ -56,15 +56,13 @@ def groups(pid: int) -> Iterator[Group]:
     for version, controllers, path in cgroups.memberships(text):
         if version == 1 and not set(controllers) & _WANTED:
             continue
-        place = _place(ours, version, controllers, path)
-        reader = os.getpid()
-        if place is None:
+        where, reader = place(ours, version, controllers, path), os.getpid()
+        if where is None:
             if theirs is None:
                 theirs = tuple(_trees(pid))
-            place = _place(theirs, version, controllers, path)
-            reader = pid
-        if place is not None:
-            folder, top = place
+            where, reader = place(theirs, version, controllers, path), pid
+        if where is not None:
+            folder, top = where
             group = Group(
                 version=version,
                 controllers=controllers,
@@ -105,7 +103,7 @@ def _trees(pid: int) -> Iterator[mountinfo.Mount]:
             yield mount
 
 
-def _place(
+def place(
     trees: tuple[mountinfo.Mount, ...], version: int, controllers: tuple[str, ...], path: str
 ) -> tuple[PurePosixPath, PurePosixPath] | None:
     """Return where a group lies below one of the *trees*, and where that begins."""

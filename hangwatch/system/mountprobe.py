@@ -1,10 +1,10 @@
 """The child that asks file systems whether they are there; it may never end, and is left then.
 
-    python -m hangwatch.system.mountprobe PATH…
+    python -m hangwatch.system.mountprobe SECONDS PATH…
 
 Each is asked in a thread of its own, so that one that does not answer hides no other. Says a line
-of JSON for each that answered: its number, milliseconds, and what was wrong. Opens nothing: only
-how much room there is, and the attributes of the folder that it is mounted on.
+of JSON when it asks, and one for each that answered: its number, milliseconds, and what was wrong.
+Opens nothing: only how much room there is, and the attributes of the folder that it is mounted on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from hangwatch.system.spawn import run_tool
 
@@ -36,34 +37,41 @@ class Answer:
     refused: bool = False
 
 
-def ask(paths: Sequence[str], timeout: float) -> tuple[Mapping[int, Answer], bool]:
+START: Final = 4.0
+"""Seconds for the child to start and to end: an interpreter takes 0.05 s, under load far more."""
+
+
+def ask(paths: Sequence[str], timeout: float) -> tuple[Mapping[int, Answer | None], bool]:
     """Ask the file systems at *paths*.
 
     Args:
         paths: Where they are mounted.
-        timeout: Seconds after which those that have not answered will not be waited for.
+        timeout: Seconds, from the question, after which an answer is not waited for.
 
     Returns:
-        The answers by the number of the path, and whether the child has ended.
+        The answers by the number of the path, ``None`` where none came; those that could not be
+        asked in time are left out. And whether the child has ended.
 
     Raises:
         OSError: No child can be started.
     """
     result = run_tool(
-        [sys.executable, "-P", "-m", __name__, *paths],
-        timeout=timeout,
+        [sys.executable, "-P", "-m", __name__, str(timeout), *paths],
+        timeout=timeout + START,
         limit=1 << 20,
         environment=os.environ,
     )
-    answers = {}
+    answers: dict[int, Answer | None] = {}
     for line in result.output.splitlines():
         with contextlib.suppress(ValueError):  # the last one may be cut short
             said = json.loads(line)
-            answers[said.pop("number")] = Answer(**said)
+            number = said.pop("number")
+            answers[number] = Answer(**said) if said else None
     return answers, result.code is not None
 
 
 def _look(number: int, path: str) -> None:
+    _say(number=number)
     began = time.monotonic()
     error, refused = "", False
     try:
@@ -72,23 +80,22 @@ def _look(number: int, path: str) -> None:
     except OSError as problem:
         error = problem.strerror or str(problem)
         refused = isinstance(problem, PermissionError)
-    said = {
-        "number": number,
-        "milliseconds": round(1000 * (time.monotonic() - began), 2),
-        "error": error,
-        "refused": refused,
-    }
-    os.write(1, json.dumps(said).encode() + b"\n")
+    took = round(1000 * (time.monotonic() - began), 2)
+    _say(number=number, milliseconds=took, error=error, refused=refused)
+
+
+def _say(**values: object) -> None:
+    os.write(1, json.dumps(values).encode() + b"\n")  # at one go: threads do not mix
 
 
 def _main() -> None:
-    threads = [
-        threading.Thread(target=_look, args=each, daemon=True) for each in enumerate(sys.argv[1:])
-    ]
+    timeout, *paths = sys.argv[1:]
+    threads = [threading.Thread(target=_look, args=each, daemon=True) for each in enumerate(paths)]
     for thread in threads:
         thread.start()
+    end = time.monotonic() + float(timeout)
     for thread in threads:
-        thread.join()
+        thread.join(max(0.0, end - time.monotonic()))
     os._exit(0)
 
 

@@ -539,7 +539,7 @@ class TcpSocket:
 
     Attributes:
         inode: It.
-        near: Its own address, ``host:port``.
+        near: Its own address, ``host:port``, ``[host]:port`` for IPv6.
         far: The other end's; of no meaning for a listener.
         state: The kernel's word for its state, in lower case.
         unread: Bytes that came and were not read yet; a listener's callers that wait.
@@ -570,7 +570,7 @@ def tcp(pid: int) -> Iterator[TcpSocket]:
             for fields in _connections(pid, family, *states):
                 inode = int(fields[9])
                 unsent, _, unread = fields[4].partition(":")
-                near, far = (_address(end.removeprefix(_MAPPED)) for end in fields[1:3])
+                near, far = (_bracketed(end.removeprefix(_MAPPED)) for end in fields[1:3])
                 if inode:
                     yield TcpSocket(
                         inode=inode,
@@ -621,6 +621,13 @@ def _unsent(pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
 def _address(end: str) -> str:
     address, port = end.split(":")
     return f"{_host(address)}:{int(port, 16)}"
+
+
+def _bracketed(end: str) -> str:
+    """Return an end as a URL has it, so that no port is taken for a part of the address."""
+    address, port = end.split(":")
+    host = _host(address)
+    return f"[{host}]:{int(port, 16)}" if ":" in host else f"{host}:{int(port, 16)}"
 
 
 def _host(address: str) -> str:
@@ -774,6 +781,28 @@ def open_inside(pid: int, path: PurePosixPath | str, *, follow: bool = True) -> 
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def stat_inside(pid: int, path: PurePosixPath | str) -> os.stat_result:
+    """Return the attributes of a file of the target's root; see ``read_inside``.
+
+    Raises:
+        OSError: See ``read_inside``.
+    """
+    with _inside(pid, path) as fd:
+        return os.fstat(fd)
+
+
+def has_hidden_links(pid: int) -> bool:
+    """Say whether a process has descriptors that may not be looked at.
+
+    Raises:
+        OSError: It is gone.
+    """
+    try:
+        return bool(descriptors(pid)) and not links(pid)
+    except PermissionError:
+        return True
 
 
 def list_inside(pid: int, path: PurePosixPath | str) -> tuple[str, ...]:

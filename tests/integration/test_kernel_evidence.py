@@ -21,7 +21,7 @@ import hangwatch
 from hangwatch.core import syscalls
 from hangwatch.core.redaction import Redactor
 from hangwatch.model.capture import FailureKind, Phase
-from hangwatch.system import procfs
+from hangwatch.system import mountprobe, procfs
 
 MACHINE = os.uname().machine
 PEERS = "connections.json"
@@ -488,6 +488,83 @@ def test_a_file_system_that_does_not_answer_is_named_and_nobody_waits_for_it(tmp
 
     assert ("fuse", False, [process.pid]) == (mount["kind"], mount["answered"], mount["processes"])
     assert [None, None] == [each.failure for each in evidence]
+
+
+@needs_stalls
+def test_a_file_system_that_does_not_answer_hides_no_other(tmp_path):
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    process = subprocess.Popen([*stalled(volume), "sleep", "3600"])
+    try:
+        eventually(lambda: str(volume) in procfs.mounts(process.pid))
+        stalls = f"/proc/{process.pid}/root{volume}"
+        answers, ended = mountprobe.ask([stalls, str(tmp_path), f"{tmp_path}/nothing"], 2.0)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert ended
+    assert answers[0] is None
+    assert "" == answers[1].error
+    assert "No such file" in answers[2].error
+
+
+@needs_stalls
+def test_who_asked_a_file_system_and_cannot_be_killed_is_left_behind(tmp_path):
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "deaf.py"), str(volume), "sleep", "3600"]
+    )
+    try:
+        eventually(lambda: procfs.read_row(process.pid).comm == "sleep")
+        output = tmp_path / "output"
+        (evidence,) = run_steps(output, step_about(process.pid, collector="mounts", deadline="0.5"))
+        document = left(output, evidence, "mounts.json")
+    finally:
+        process.kill()
+        process.wait()
+    (mount,) = [each for each in document["mounts"] if each["point"] == str(volume)]
+
+    assert (False, False, None) == (
+        mount["answered"],
+        document["probe_ended"],
+        evidence.failure,
+    )
+    eventually(lambda: not [pid for pid in procfs.pids() if asks(pid, volume)])
+
+
+def asks(pid, volume):
+    with contextlib.suppress(OSError):
+        title = procfs.read_title(pid)
+        return "hangwatch.system.mountprobe" in title and str(volume) in title
+    return False
+
+
+BUILT = """
+baton = os.open({path!r}, os.O_CREAT | os.O_EXCL)
+"""
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["built", "abandoned"])
+def test_a_lock_file_says_whether_who_made_it_is_still_there(tmp_path, alive):
+    folder = tmp_path / "py311_cu130" / "kernels"
+    folder.mkdir(parents=True)
+    path = str(folder / "lock")
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    with python("", env=environment) as waiting, contextlib.ExitStack() as builders:
+        builder = builders.enter_context(python(BUILT.format(path=path)))
+        if not alive:
+            builders.close()
+        step = step_about(waiting.pid, collector="lock_files")
+        (evidence,) = run_steps(tmp_path / "output", step)
+        (artifact,) = evidence.artifacts
+        folder = next((tmp_path / "output").glob("*.partial"))
+        said = json.loads((folder / artifact.path).read_text())[path]
+
+    assert "fs.json" == artifact.path.name
+    assert (True, builder.pid if alive else None) == (said["exists"], said["holder_pid"])
+    assert 0 <= said["age_s"] < 600
 
 
 # ---------------------------------------------------------------------- without rights

@@ -10,6 +10,7 @@ from hangwatch.core.scheduling import Pace, grown, pace
 from hangwatch.core.syscall_numbers import NAMES
 from hangwatch.core.syscalls import FAULT, Call, decode
 from hangwatch.model.process import ThreadRow
+from hangwatch.system import cgroupfs
 
 # ---------------------------------------------------------------------- system calls
 
@@ -362,3 +363,14 @@ def test_a_line_that_matters_is_kept_though_thousands_follow_it():
 
     assert (kill, kernel_log.MAX_LINES + 1) == (lines[0], len(lines))
     assert [1] == [event.line for event in kernel_log.events(lines)]
+
+
+def test_the_group_of_another_container_is_read_where_that_one_has_it_mounted():
+    line = "40 30 0:30 {root} {point} rw - cgroup2 cgroup2 rw"
+    ours = tuple(mountinfo.parse(line.format(root="/", point="/sys/fs/cgroup")))
+    theirs = tuple(mountinfo.parse(line.format(root="/../c2", point="/sys/fs/cgroup")))
+
+    assert cgroupfs.place(ours, 2, (), "/../c2/worker") is None
+    found = cgroupfs.place(theirs, 2, (), "/../c2/worker")
+    assert found is not None
+    assert "/sys/fs/cgroup/worker" == str(found[0])

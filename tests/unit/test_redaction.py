@@ -86,6 +86,16 @@ def test_a_prompt_takes_the_lines_it_runs_over():
     assert kept.endswith(BEAT)
 
 
+def test_the_addresses_of_hardware_that_a_firewall_logs_are_taken_out():
+    line = "[    9.1] DROP IN=eth0 MAC=0a:1b:2c:3d:4e:5f:66:77:88:99:aa:bb:08:00 SRC=10.1.2.3"
+
+    kept = Redactor(KEY).text(line.encode(), log=True).decode()
+
+    assert "3d:4e" not in kept
+    assert "10.1.2.3" not in kept
+    assert kept.startswith("[    9.1] DROP IN=eth0 MAC=mac-")
+
+
 def test_the_same_host_has_the_same_name_in_every_file_and_bundle():
     one, other = Redactor(KEY), Redactor(KEY)
 
