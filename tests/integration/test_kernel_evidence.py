@@ -579,8 +579,7 @@ steps = [step_for({pid}, collector=name) for name in ("kernel", "fds")]
 names = ("connections", "locks", "futexes", "cgroups", "kernel_log", "process_table")
 steps += [step_about({pid}, collector=name) for name in names]
 found = {{}}
-for step in steps:
-    (evidence,) = run_steps(output, step)
+for step, evidence in zip(steps, run_steps(output, *steps)):
     texts = [(next(output.glob("*.partial")) / a.path).read_text() for a in evidence.artifacts]
     failure = evidence.failure and [evidence.failure.kind, evidence.failure.hint]
     found[step.collector] = [failure, texts]
