@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
+from hangwatch.core import engine_config, provenance
 from hangwatch.core.redaction import ALLOWED_ENVIRONMENT
 from hangwatch.model.capture import Collector, Room, Scope, Stage, Step
-from hangwatch.system import procfs
+from hangwatch.model.identity import NEEDED
+from hangwatch.system import packages, procfs
 
 PACKAGES: Final = frozenset(
     {"lmdeploy", "vllm", "sglang", "sgl-kernel", "xtuner", "torch", "triton", "transformers"}
@@ -31,12 +30,10 @@ PACKAGES: Final = frozenset(
 )
 """Normalised names of what an engine's behaviour can hang on."""
 
-MAX_METADATA: Final = 64 << 10
-
-_LIBRARIES: Final = re.compile(r"(/\S*?/(?:site|dist)-packages)/")
-_DISTRIBUTION: Final = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.(?:dist|egg)-info$")
-_INTERPRETER: Final = re.compile(r"python(?P<version>3\.\d+)")
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_PLACE: Final = re.compile(r"^(Cpus|Mems)_allowed_list:\s*(\S+)", re.MULTILINE)
+_TORCH: Final = re.compile(
+    r"^(__version__|cuda|hip|git_version)(?::[^=\n]*)? = '([^'\n]*)'", re.MULTILINE
+)
 
 
 def _collect(step: Step, room: Room) -> None:
@@ -50,11 +47,16 @@ def _collect(step: Step, room: Room) -> None:
         "arguments": procfs.read_title(pid),
         "exe": _link(pid, "exe"),
         "cwd": _link(pid, "cwd"),
+        "parent": _parent(pid),
         "namespaces": {name: _link(pid, f"ns/{name}") for name in ("pid", "net", "mnt")},
         "variables": len(variables),
         "variables_kept": len(allowed),
     }
     _write(room, "launch.json", launch)
+    if step.target.role in NEEDED:
+        metrics = room.earlier("metrics.prom") or b""
+        found = engine_config.configuration(procfs.read_arguments(pid), metrics)
+        _write(room, "engine_config.json", found)
     if step.target.python:
         _write(room, "versions.json", _versions(pid, variables))
 
@@ -84,99 +86,59 @@ def _limits(pid: int) -> dict[str, Any]:
             table[fields[0]] = {"soft": fields[1], "hard": fields[2]}
     return {
         "limits": table,
+        "allowed": _place(pid),
         "cgroup": _text(pid, "cgroup").splitlines(),
         "oom_score": _text(pid, "oom_score"),
         "oom_score_adj": _text(pid, "oom_score_adj"),
     }
 
 
-def _versions(pid: int, variables: dict[str, str]) -> dict[str, Any]:
-    packages = {}
-    folders = tuple(_folders(pid, variables))
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            for entry in procfs.list_inside(pid, folder):
-                match = _DISTRIBUTION.match(entry)
-                name = re.sub(r"[-_.]+", "-", match["name"]).lower() if match else ""
-                if match and name in PACKAGES and name not in packages:
-                    packages[name] = {
-                        "version": match["version"],
-                        "folder": folder,
-                        **_origin(pid, PurePosixPath(folder, entry)),
-                    }
-    return {"packages": packages, "searched": list(folders)}
+def _place(pid: int) -> dict[str, Any]:
+    """Return on which cores it may run, and of which nodes of memory it may take."""
+    found = dict(_PLACE.findall(_text(pid, "status")))
+    return {"cpus": found.get("Cpus", ""), "memory_nodes": found.get("Mems", "")}
 
 
-def _folders(pid: int, variables: dict[str, str]) -> Iterator[str]:
-    """Yield where packages lie: where libraries were mapped from, then where they usually are."""
-    seen = set()
-    exe = _link(pid, "exe")
-    maps = _text(pid, "maps")
-    for folder in _LIBRARIES.findall(maps):
-        if folder not in seen:
-            seen.add(folder)
-            yield folder
-    match = _INTERPRETER.search(exe) or _INTERPRETER.search(maps)
-    if match is None:
-        return
-    started = procfs.read_title(pid).split(" ", 1)[0]
-    prefixes = [variables.get("VIRTUAL_ENV", ""), variables.get("CONDA_PREFIX", "")]
-    prefixes += [str(PurePosixPath(path).parent.parent) for path in (started, exe)]
-    prefixes.append("/usr/local")
-    for prefix in prefixes:
-        for kind in ("site-packages", "dist-packages"):
-            folder = f"{prefix}/lib/python{match['version']}/{kind}"
-            if prefix.startswith("/") and folder not in seen:
-                seen.add(folder)
-                yield folder
-
-
-def _origin(pid: int, metadata: PurePosixPath) -> dict[str, Any]:
-    """Return where a package was installed from, if its metadata says so (PEP 610)."""
+def _parent(pid: int) -> dict[str, Any]:
+    """Return who started it, as far as that one still lives."""
     try:
-        origin = json.loads(procfs.read_inside(pid, metadata / "direct_url.json", MAX_METADATA))
-        url = urlsplit(origin["url"])
-    except (OSError, ValueError, TypeError, KeyError):
+        parent = procfs.read_row(pid).ppid
+        return {"pid": parent, "arguments": procfs.read_title(parent)}
+    except (FileNotFoundError, ProcessLookupError):
         return {}
-    found: dict[str, Any] = {"url": origin["url"]}
-    commit = origin.get("vcs_info", {}).get("commit_id")
-    if commit:
-        found["commit"] = commit
-    elif url.scheme == "file":
-        found["editable"] = bool(origin.get("dir_info", {}).get("editable"))
-        found["commit"] = _head(pid, PurePosixPath(unquote(url.path)))
-    return found
 
 
-def _head(pid: int, folder: PurePosixPath) -> str | None:
-    """Return the commit that is checked out in a folder, by the files of its repository."""
+def _versions(pid: int, variables: dict[str, str]) -> dict[str, Any]:
+    searched = tuple(packages.folders(pid, variables))
+    found = packages.distributions(pid, searched, PACKAGES)
+    document: dict[str, Any] = {
+        "packages": {
+            name: {
+                "version": each.version,
+                "folder": each.folder,
+                **packages.origin(pid, each),
+            }
+            for name, each in found.items()
+        },
+        "libraries": provenance.libraries(_text(pid, "maps")),
+        "searched": list(searched),
+    }
+    if "torch" in found:
+        document["torch"] = _torch(pid, found["torch"].folder)
+    return document
 
-    def read(path: PurePosixPath) -> str:
-        return procfs.read_inside(pid, path, MAX_METADATA).decode("utf-8", "replace").strip()
 
+def _torch(pid: int, folder: str) -> dict[str, str]:
+    """Return what PyTorch was built for: its file of versions is text, and is not executed."""
     with contextlib.suppress(OSError):
-        repository = folder / ".git"
-        with contextlib.suppress(OSError):
-            pointer = read(repository)  # a worktree or submodule: "gitdir: PATH"
-            repository = folder / pointer.removeprefix("gitdir:").strip()
-        head = read(repository / "HEAD")
-        if not head.startswith("ref:"):
-            return head if _COMMIT.fullmatch(head) else None
-        reference = head.removeprefix("ref:").strip()
-        common = repository
-        with contextlib.suppress(OSError):
-            common = repository / read(repository / "commondir")
-        with contextlib.suppress(OSError):
-            return read(common / reference)
-        for line in read(common / "packed-refs").splitlines():
-            if line.endswith(f" {reference}"):
-                return line.split(" ", 1)[0]
-    return None
+        text = procfs.read_inside(pid, f"{folder}/torch/version.py", packages.MAX_METADATA)
+        return dict(_TORCH.findall(text.decode("utf-8", "replace")))
+    return {}
 
 
 COLLECTOR: Final = Collector(
     name="environment",
-    title="Arguments, environment, limits, and versions and commits of the engine's packages",
+    title="Arguments, environment, limits, configuration, versions and commits",
     scope=Scope.PROCESS,
     rung=9,
     stage=Stage.B,

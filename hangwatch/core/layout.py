@@ -70,7 +70,7 @@ _KINDS: Final = (
     (
         re.compile(
             r"(fs|topology|events|kernel|kernel_events|fds|connections|locks|futexes|cgroups|mounts|"
-            r"environ\w*|versions|limits|launch|machine|gpu_processes)"
+            r"environ\w*|versions|limits|launch|engine_config|machine|gpu_processes)"
             r"\d?\.json"
         ),
         Kind.FACTS,

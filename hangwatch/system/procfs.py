@@ -762,6 +762,16 @@ def read_inside(pid: int, path: PurePosixPath | str, limit: int) -> bytes:
         return file.read(limit)
 
 
+def size_inside(pid: int, path: PurePosixPath | str) -> int:
+    """Return the size of a file of the target's root without opening it; see ``open_inside``.
+
+    Raises:
+        OSError: It is not there.
+    """
+    with _inside(pid, path) as fd:
+        return os.fstat(fd).st_size
+
+
 def open_inside(pid: int, path: PurePosixPath | str, *, follow: bool = True) -> int:
     """Return a descriptor to read a file of the target's root by; links cannot lead out of it.
 
