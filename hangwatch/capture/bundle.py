@@ -34,6 +34,7 @@ from hangwatch.core import contracts, loose
 from hangwatch.core.codec import to_plain
 from hangwatch.core.hindsight import judgement
 from hangwatch.core.layout import (
+    AUDIT,
     BEATS,
     INCIDENT,
     ISSUE,
@@ -133,12 +134,13 @@ def write(outcome: CaptureOutcome, request: CaptureRequest, *, clock: Clock) -> 
     made = {
         INCIDENT: _incident(request, result, diagnosis, redactor),
         BEATS: _beats(result),
+        AUDIT: _audit(outcome, request),
         REPORT: report.encode(),
         ISSUE: registry.renderers()["issue"].render(diagnosis).encode(),
     }
     files = {**contents.files, **made}
     final = _seal(draft, files, contents.evidence)
-    ordered = {MANIFEST: final, **{k: files[k] for k in (REPORT, ISSUE, INCIDENT, BEATS)}}
+    ordered = {MANIFEST: final, **{k: files[k] for k in (REPORT, ISSUE, INCIDENT, BEATS, AUDIT)}}
     ordered |= {k: files[k] for k in sorted(contents.files)}
     path = _put(Path(request.output), Path(outcome.work), name, ordered, started)
     return BundleWritten(
@@ -314,6 +316,21 @@ def _incident(
         "incident": to_plain(redactor.value(request.incident)),
     }
     return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _audit(outcome: CaptureOutcome, request: CaptureRequest) -> bytes:
+    lines = [
+        {
+            "at": request.epoch.wall_of(touch.at).isoformat(timespec="milliseconds"),
+            "pid": touch.process.pid,
+            "start_ticks": touch.process.start_ticks,
+            "step": touch.step,
+            "means": touch.means.value,
+            "incident": touch.incident,
+        }
+        for touch in outcome.touches
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 def _beats(result: ReplayResult) -> bytes:

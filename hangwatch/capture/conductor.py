@@ -4,10 +4,10 @@ In: ``{"kind": "capture", "request": …}``, once; ``{"kind": "verdict", "word":
 the answer to ``stage_a``, with all that is known of the incident by then; ``{"kind": "stop"}``:
 finish with what there is.
 
-Out: ``progress``; ``{"kind": "stage_a", "stacks": […], "processes": […]}``, upon which it waits
-for a verdict, ``VERDICT_TIMEOUT`` at most; at the end ``{"kind": "bundle", "path": …, "verdict":
-…, "cause": …, "summary": {…}}`` or ``{"kind": "failed", "error": …, "hint": …}``; ``alive`` every
-second all the while.
+Out: ``progress``; ``touched``, each line of the audit trail; ``{"kind": "stage_a", "stacks": […],
+"processes": […]}``, upon which it waits for a verdict, ``VERDICT_TIMEOUT`` at most; at the end
+``{"kind": "bundle", "path": …, "verdict": …, "cause": …, "summary": {…}}`` or ``{"kind": "failed",
+"error": …, "hint": …}``; ``alive`` every second all the while.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hangwatch.capture import run as capture
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core.codec import from_plain, to_plain
 from hangwatch.errors import HangwatchError
-from hangwatch.model.capture import CaptureOutcome, CaptureRequest, Progress, StageA
+from hangwatch.model.capture import CaptureOutcome, CaptureRequest, Progress, StageA, Touch
 from hangwatch.model.time import Clock
 from hangwatch.system.channel import Channel, ChannelClosedError
 from hangwatch.system.clock import SystemClock
@@ -44,6 +44,7 @@ def capture_and_bundle(
     rejudge: Callable[[StageA], str] = lambda _stage_a: "",
     stopped: Callable[[], bool] = lambda: False,
     latest: Callable[[], CaptureRequest | None] = lambda: None,
+    touched: Callable[[Touch], None] = lambda _touch: None,
 ) -> tuple[CaptureOutcome, BundleWritten]:
     """Capture, write the bundle, and leave nothing else behind; for callers see ``capture.run``.
 
@@ -54,7 +55,14 @@ def capture_and_bundle(
         OutputError: The bundle cannot be written where it should go; nothing of it is left.
         ConfigError: The profile does not exist.
     """
-    outcome = capture.run(request, clock=clock, progress=progress, rejudge=rejudge, stopped=stopped)
+    outcome = capture.run(
+        request,
+        clock=clock,
+        progress=progress,
+        rejudge=rejudge,
+        stopped=stopped,
+        touched=touched,
+    )
     try:
         # It brings the libraries of the manifest and the report: not before the evidence is in.
         from hangwatch.capture import bundle
@@ -154,6 +162,7 @@ def _conduct(channel: Channel) -> None:
             rejudge=lambda stage_a: line.rejudge(stage_a, clock),
             stopped=line.is_stopped,
             latest=lambda: line.request,
+            touched=lambda touch: line.send("touched", **_plain(touch)),
         )
     except HangwatchError as error:
         line.send("failed", error=str(error), hint="")

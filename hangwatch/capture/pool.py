@@ -26,7 +26,7 @@ from typing import Any, Final
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core.breaker import REST, Breaker
 from hangwatch.core.codec import CodecError, from_plain, to_plain
-from hangwatch.model.capture import Evidence, Failure, FailureKind, Phase, Settled, Step
+from hangwatch.model.capture import Evidence, Failure, FailureKind, Means, Phase, Settled, Step
 from hangwatch.model.identity import ProcessId
 from hangwatch.model.time import Clock, Instant
 from hangwatch.system import procfs
@@ -102,6 +102,7 @@ class Pool:
         stopped: Callable[[], bool] = lambda: False,
         last: Callable[[Step], bool] = lambda _step: False,
         held: Callable[[Step], bool] = lambda _step: False,
+        touching: Callable[[Step, Means], None] = lambda _step, _means: None,
     ) -> None:
         """Start no worker yet.
 
@@ -113,6 +114,7 @@ class Pool:
             stopped: Whether we are asked to end early; asked several times a second.
             last: Steps that yield to all others; asked again each time one is chosen.
             held: Steps that wait for what another one will say; asked again likewise.
+            touching: Called with each step that touches its target, right before it does.
         """
         self._rooms = rooms
         self._clock = clock
@@ -121,6 +123,7 @@ class Pool:
         self._stopped = stopped
         self._last = last
         self._held = held
+        self._touching = touching
         self._stopping = False
         self._width = width()
         self._workers: list[_Worker] = []
@@ -296,6 +299,8 @@ class Pool:
                 worker.ready = True
                 if worker.job is not None:
                     worker.job.started_at = now
+            case "touching" if worker.job is not None and worker.job.step.means is not None:
+                self._touching(worker.job.step, worker.job.step.means)
             case "done" if worker.job is not None and message.get("step") == worker.job.step.id:
                 job, worker.job = worker.job, None
                 settled: Settled | None
@@ -414,6 +419,8 @@ class Pool:
         if job is not None:
             breaker = self._breakers.get(step.collector, Breaker())
             self._breakers[step.collector] = breaker.after(failure, self._clock.now())
+        if settled is Settled.CONTINUED:
+            self._touching(step, Means.SIGCONT)
         self._evidence[step.id] = evidence
         self._tell(step, evidence)
 

@@ -16,14 +16,15 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, Self
 
 from hangwatch.errors import OutputError
 from hangwatch.model.capture import Artifact, CollectorError, FailureKind, Settled, Sink, Step
 from hangwatch.model.identity import ProcessId
-from hangwatch.system import attaching, procfs
+from hangwatch.system import procfs
+from hangwatch.system.attaching import Note, settle_left
 from hangwatch.system.clock import boot_id
 
 SUFFIX: Final = ".partial"
@@ -34,9 +35,6 @@ QUOTA: Final = 32 << 20
 MAX_AGE: Final = 86_400.0
 """Seconds after which work of another boot or machine is dead: no capture takes a day."""
 
-_SEVERITY: Final = (*Settled,)
-"""Of two attempts of one step the graver one counts."""
-
 _OWNER: Final = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)\.partial$")
 _STEPS: Final = ".steps"
 _NOTES: Final = ".attached"
@@ -46,20 +44,22 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.@:+=-]{0,120}(?:/[A-Za-z0-9_][\w.@:+
 class StepRoom:
     """A ``Room``: where one step may write; lives in the worker."""
 
-    def __init__(self, directory: Path, earlier: Path, quota: int = QUOTA) -> None:
+    def __init__(self, directory: Path, earlier: Path, note: Path, quota: int = QUOTA) -> None:
         """Give a step its room.
 
         Args:
             directory: The empty folder it writes into.
             earlier: Where the files of steps that ended lie, for the same folder of the bundle.
+            note: Where it is noted what the step attaches to, while it does.
             quota: Bytes.
         """
+        self.note = note
         self._directory = directory
         self._earlier = earlier
         self._left = quota
         self.complete: list[str] = []
         self.pause_ms = 0.0
-        self.left: Settled | None = None
+        self.settled: Settled | None = None
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Sink]:
@@ -93,11 +93,6 @@ class StepRoom:
         """Say how long the target stood still for a part of this step."""
         self.pause_ms += milliseconds
 
-    def settled(self, how: Settled) -> None:
-        """Say how the target was found after something that attached to it failed."""
-        if self.left is None or _SEVERITY.index(how) > _SEVERITY.index(self.left):
-            self.left = how
-
     def take(self, size: int) -> int:
         """Use up to *size* bytes of the quota; return how many were left to use."""
         allowed = min(size, self._left)
@@ -130,8 +125,15 @@ class _Bounded:
 class Rooms:
     """The work directory of one capture; lives in the process that conducts it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, continued: tuple[Note, ...] = ()) -> None:
+        """Work in a directory that exists.
+
+        Args:
+            path: It.
+            continued: Processes that a dead capture had left stopped, and that were told to go on.
+        """
         self.path = path
+        self.continued = continued
         self._opened = 0
 
     @classmethod
@@ -145,9 +147,10 @@ class Rooms:
         me = procfs.identify(os.getpid())
         owner = f"{_here()}-{me.pid}-{me.start_ticks}"
         path = output / f"hangwatch-{safe}.{owner}{SUFFIX}"
+        continued: list[Note] = []
         try:
             output.mkdir(parents=True, exist_ok=True)
-            sweep(output)
+            sweep(output, continued.append)
             shutil.rmtree(path, ignore_errors=True)  # an earlier one of ours: it has ended
             path.mkdir(mode=0o700)
             (path / _STEPS).mkdir()
@@ -156,7 +159,7 @@ class Rooms:
                 f"cannot write into {output}: {(error.strerror or str(error)).lower()}; "
                 "choose another directory with --output, or make room there"
             ) from error
-        return cls(path)
+        return cls(path, tuple(continued))
 
     def open(self) -> Path:
         """Return a fresh room."""
@@ -211,11 +214,15 @@ class Rooms:
         _remove(self.path)
 
 
-def sweep(output: Path) -> tuple[Path, ...]:
+def sweep(output: Path, continued: Callable[[Note], None] = lambda _note: None) -> tuple[Path, ...]:
     """Remove the work directories of captures that died; return which.
 
     The directory may be shared with other machines and pid namespaces: what they work on is
     removed only when it is a day old.
+
+    Args:
+        output: Where captures work.
+        continued: Told each process that was left stopped, and was sent SIGCONT.
     """
     swept = []
     for path in output.glob(f"hangwatch-*{SUFFIX}"):
@@ -226,16 +233,26 @@ def sweep(output: Path) -> tuple[Path, ...]:
             dead = not procfs.is_same(ProcessId(int(owner[2]), int(owner[3])))
         else:
             dead = _age(path) > MAX_AGE
+        if dead and owner[1] == _here():
+            _remove(path, continued)
+        elif dead:
+            shutil.rmtree(path, ignore_errors=True)  # its notes mean nobody who is here
         if dead:
-            _remove(path)
             swept.append(path)
     return tuple(swept)
 
 
-def _remove(work: Path) -> None:
+def _remove(work: Path, continued: Callable[[Note], None] = lambda _note: None) -> None:
     """Remove a work directory once the processes that its steps attached to run as before."""
-    notes = [path for path in (work / _NOTES).glob("*") if path.suffix != ".new"]
-    traced = [n for n in notes if attaching.settle_left(n, 0.0) is Settled.TRACED]
+    traced = False
+    for path in (work / _NOTES).glob("*"):
+        note = Note.read(path) if path.suffix != ".new" else None
+        if note is None:
+            continue
+        settled = settle_left(path, 0.0)
+        traced = traced or settled is Settled.TRACED
+        if settled is Settled.CONTINUED:
+            continued(note)
     if not traced:
         shutil.rmtree(work, ignore_errors=True)
         return

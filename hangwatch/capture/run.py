@@ -38,15 +38,17 @@ from hangwatch.model.capture import (
     Failure,
     FailureKind,
     Gate,
+    Means,
     Phase,
     Progress,
     Stage,
     StageA,
     Step,
     Target,
+    Touch,
 )
 from hangwatch.model.dossier import TaskMotion, TaskReading, TaskRecord, ThreadStack
-from hangwatch.model.identity import NEEDED
+from hangwatch.model.identity import NEEDED, ProcessId
 from hangwatch.model.observation import ProcessesSeen, StacksSeen
 from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile
@@ -68,6 +70,7 @@ def run(
     progress: Callable[[Progress], None] = lambda _progress: None,
     rejudge: Callable[[StageA], str] = lambda _stage_a: "",
     stopped: Callable[[], bool] = lambda: False,
+    touched: Callable[[Touch], None] = lambda _touch: None,
 ) -> CaptureOutcome:
     """Capture what every process of the engines is doing.
 
@@ -78,6 +81,7 @@ def run(
         rejudge: Given what stage A says, returns the word of the verdict, or ``""`` to leave it
             as the request has it.
         stopped: Whether to end early with what there is; asked several times a second.
+        touched: Called with each line of the audit trail, as it happens; see ``system.audit``.
 
     Returns:
         One evidence for each planned step, and the work directory with what they left.
@@ -89,7 +93,9 @@ def run(
     profile = registry.profile(request.profile, request.profiles)
     rooms = Rooms.create(Path(request.output), request.id)
     try:
-        capture = _Capture(request, profile, rooms, clock, progress=progress, stopped=stopped)
+        capture = _Capture(
+            request, profile, rooms, clock, progress=progress, stopped=stopped, touched=touched
+        )
         return capture.run(rejudge)
     except BaseException:
         rooms.remove()
@@ -122,6 +128,7 @@ class _Capture:
         *,
         progress: Callable[[Progress], None] = lambda _progress: None,
         stopped: Callable[[], bool] = lambda: False,
+        touched: Callable[[Touch], None] = lambda _touch: None,
     ) -> None:
         self._request = request
         self._profile = profile
@@ -129,6 +136,8 @@ class _Capture:
         self._clock = clock
         self._progress = progress
         self._asked_to_stop = stopped
+        self._touched = touched
+        self._touches: list[Touch] = []
         self._started_at = clock.now()
         self._part = "looking"
         self._total = 0
@@ -146,7 +155,10 @@ class _Capture:
             stopped=self._stopped,
             last=self._yields,
             held=self._is_held,
+            touching=self._touching,
         )
+        for note in rooms.continued:
+            self._touch(note.process, note.step, Means.SIGCONT)
 
     def run(self, rejudge: Callable[[StageA], str]) -> CaptureOutcome:
         try:
@@ -183,6 +195,7 @@ class _Capture:
             stage_a=stage_a,
             verdict=verdict,
             first_evidence_at=self._first_evidence_at,
+            touches=tuple(self._touches),
             stopped=self._asked_to_stop(),
             abandoned=self.pool.abandoned,
         )
@@ -265,6 +278,21 @@ class _Capture:
             if any(thread.get("state") == "D" for thread in threads):
                 self._in_d_state.add(step.target.process.pid)
         self._report()
+
+    def _touching(self, step: Step, means: Means) -> None:
+        if step.target is not None:
+            self._touch(step.target.process, step.id, means)
+
+    def _touch(self, process: ProcessId, step: str, means: Means) -> None:
+        touch = Touch(
+            at=self._clock.now(),
+            process=process,
+            step=step,
+            means=means,
+            incident=self._request.id,
+        )
+        self._touches.append(touch)
+        self._touched(touch)
 
     def _stopped(self) -> bool:
         self._report()

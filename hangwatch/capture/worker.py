@@ -2,7 +2,8 @@
 
 It is told ``{"kind": "step", "step": …, "room": DIR, "earlier": DIR, "note": FILE}`` and answers
 ``{"kind": "done", "step": ID, "complete": [NAME…], "pause_ms": …, "settled": …, "failure": …}``;
-before the first step it says ``{"kind": "ready"}``. It sends nothing while a collector runs: the
+before the first step it says ``{"kind": "ready"}``, and ``{"kind": "touching", "step": ID}`` right
+before it reads a target's memory or attaches to it. It sends nothing while a collector runs: the
 pool holds the clock.
 
 The identity of the target and the gates of the step are looked at here, right before the
@@ -40,21 +41,23 @@ MAX_DATA: Final = 1 << 30
 """Bytes of memory of its own for a step and each tool it starts, files that are mapped aside."""
 
 
-def run_step(step: Step, room: StepRoom, note: Path) -> Failure | None:
+def run_step(step: Step, room: StepRoom, touching: Callable[[], None]) -> Failure | None:
     """Run one step and say how it failed, if it did; what it wrote lies in the room.
 
     Args:
         step: It.
         room: Where it may write.
-        note: Where to note what it attaches to, if it does; gone when it has ended.
+        touching: Called right before it touches its target, if it does.
     """
     _limit(step.memory)
     try:
         failure = _refuse(step)
         if failure is None:
             collect = _collector(step.collector).collect
+            if step.means is not None:
+                touching()
             if step.attaches and step.target is not None:
-                _attach(collect, step, step.target.process, room, note)
+                _attach(collect, step, step.target.process, room)
             else:
                 collect(step, room)
     except CollectorError as error:
@@ -63,7 +66,7 @@ def run_step(step: Step, room: StepRoom, note: Path) -> Failure | None:
         failure = _explain(error)
     if failure is not None and step.target is not None:
         failure = _gone(step) or failure
-    return explained(failure, room.left) if failure is not None else None
+    return explained(failure, room.settled) if failure is not None else None
 
 
 def _attach(
@@ -71,16 +74,15 @@ def _attach(
     step: Step,
     process: ProcessId,
     room: StepRoom,
-    note: Path,
 ) -> None:
     """Run a collector that attaches; what it did to the target is put right, however it ends."""
-    Note.of(process, step.id).leave(note)
+    Note.of(process, step.id).leave(room.note)
     try:
         collect(step, room)
     except BaseException:
-        room.settled(settle_left(note))
+        room.settled = settle_left(room.note)
         raise
-    note.unlink(missing_ok=True)
+    room.note.unlink(missing_ok=True)
 
 
 def _limit(memory: int) -> None:
@@ -170,19 +172,20 @@ def _work(channel: Channel) -> None:
     while True:
         for message in channel.wait(None):
             if message_kind(message) == "step":
-                channel.send(_answer(message))
+                channel.send(_answer(message, channel))
 
 
-def _answer(message: dict[str, Any]) -> dict[str, Any]:
+def _answer(message: dict[str, Any], channel: Channel) -> dict[str, Any]:
     step: Step = from_plain(Step, message["step"])
-    room = StepRoom(Path(message["room"]), Path(message["earlier"]))
-    failure = run_step(step, room, Path(message["note"]))
+    room = StepRoom(Path(message["room"]), Path(message["earlier"]), Path(message["note"]))
+    touching = {"kind": "touching", "step": step.id}
+    failure = run_step(step, room, lambda: channel.send(touching))
     return {
         "kind": "done",
         "step": step.id,
         "complete": room.complete,
         "pause_ms": room.pause_ms,
-        "settled": room.left,
+        "settled": room.settled,
         "failure": to_plain(failure),
     }
 

@@ -270,9 +270,13 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     from hangwatch.daemon.state import ensure_key
     from hangwatch.daemon.wiring import check_keys, check_output
     from hangwatch.model.verdict import ALARMS
+    from hangwatch.system import audit
     from hangwatch.system.clock import SystemClock
+    from hangwatch.system.logs import configure
 
     clock = SystemClock()
+    form = resolved.settings.log_format
+    writer = configure(form=form) if form != "auto" else None  # people see the report
     check_output(resolved.settings.output)
     if problem := check_keys(resolved.settings.api_key_file):
         click.echo(f"note: {printable(problem)}", err=True)
@@ -293,10 +297,17 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
 
     try:
         outcome, written = capture_and_bundle(
-            request, clock=clock, progress=progress, rejudge=rejudge, latest=lambda: known[-1]
+            request,
+            clock=clock,
+            progress=progress,
+            rejudge=rejudge,
+            latest=lambda: known[-1],
+            touched=audit.touched,
         )
     finally:
         done()
+        if writer is not None:
+            writer.close()
     elapsed = clock.now() - outcome.started_at
     if as_json:
         click.echo(

@@ -27,13 +27,12 @@ from hangwatch.model.capture import (
     Gate,
     Room,
     Scope,
-    Settled,
     Stage,
     Step,
 )
 from hangwatch.model.identity import ProcessId, Role
 from hangwatch.system import procfs, pyspy
-from hangwatch.system.attaching import CANNOT_ENTER, Attached, Inside, Note, run_attached
+from hangwatch.system.attaching import CANNOT_ENTER, Attached, Inside, Tool, run_attached
 
 BUDGET_MS: Final = 250.0
 """Milliseconds: 84 to 110 were measured of 48 threads with torch, three times as many are left."""
@@ -49,16 +48,24 @@ def _collect(step: Step, room: Room) -> None:
     process = step.target.process
     budget = _budget(step.options)
     program = pyspy.find(step.options.get("py_spy", ""))
+    what = ["--json", "--full-filenames", "--pid", str(process.pid)]
     deadline = time.monotonic() + step.timeout - 2.0
     with _inside(program, process, step.options) as inside:
         failure: CollectorError | None = None
         for kind in (["--native"], []):
             if budget < WORTH_MS and failure is not None:
                 raise failure
-            run = _dump(program, process, kind, budget=budget, deadline=deadline, inside=inside)
+            run = _run(
+                Tool(
+                    arguments=[program, "dump", *kind, *what],
+                    timeout=max(0.5, deadline - time.monotonic()),
+                    limit=pyspy.MAX_OUTPUT,
+                    budget=budget / 1000,
+                    inside=inside,
+                ),
+                room,
+            )
             room.paused(run.pause_ms)
-            if run.settled is not Settled.AS_BEFORE:
-                room.settled(run.settled)
             budget -= run.pause_ms
             try:
                 threads = _threads(run)
@@ -83,31 +90,11 @@ def _budget(options: Mapping[str, str]) -> float:
         ) from None
 
 
-def _dump(
-    program: str,
-    process: ProcessId,
-    kind: list[str],
-    *,
-    budget: float,
-    deadline: float,
-    inside: Inside | None,
-) -> Attached:
-    arguments = [program, "dump", *kind, "--json", "--full-filenames"]
+def _run(tool: Tool, room: Room) -> Attached:
     try:
-        return run_attached(
-            [*arguments, "--pid", str(process.pid)],
-            Note.of(process),
-            timeout=max(0.5, deadline - time.monotonic()),
-            limit=pyspy.MAX_OUTPUT,
-            budget=budget / 1000,
-            inside=inside,
-        )
-    except FileNotFoundError as error:
-        if not procfs.is_same(process):
-            raise CollectorError(FailureKind.TARGET_GONE, "the process ended meanwhile") from error
-        raise pyspy.not_started(program, error) from error
+        return run_attached(tool, room.note)
     except OSError as error:
-        raise pyspy.not_started(program, error) from error
+        raise pyspy.not_started(tool.arguments[0], error) from error
 
 
 def _threads(run: Attached) -> list[dict[str, Any]]:

@@ -84,6 +84,7 @@ COLLECTOR: Final = Collector(
     timeout=10.0,
     needs="the right to read the target's memory: same user, or SYS_PTRACE",
     python_only=True,
+    reads_memory=True,
     roles=NEEDED,
     most=3,
     gates=(Gate.NO_D_STATE, Gate.NOT_STOPPED),

@@ -177,6 +177,7 @@ COLLECTOR: Final = Collector(
     timeout=TIMEOUT,
     needs="the right to read the target's memory: same user, or SYS_PTRACE",
     python_only=True,
+    reads_memory=True,
     options={"py_spy": "path of another py-spy than the one that was installed with hangwatch"},
     collect=_collect,
 )

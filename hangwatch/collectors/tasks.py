@@ -118,5 +118,6 @@ COLLECTOR: Final = Collector(
     timeout=TIMEOUT,
     needs="the right to read the target's memory: same user, or SYS_PTRACE",
     python_only=True,
+    reads_memory=True,
     collect=_collect,
 )

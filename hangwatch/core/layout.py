@@ -19,6 +19,7 @@ INCIDENT: Final = "incident.json"
 REPORT: Final = "REPORT.md"
 ISSUE: Final = "issue.md"
 BEATS: Final = "history/beats.csv"
+AUDIT: Final = "hangwatch/audit.jsonl"
 SUFFIX: Final = ".tar.gz"
 
 REPORTS: Final = frozenset((REPORT, ISSUE, "report.html"))

@@ -234,6 +234,7 @@ class _Draft:
             subject=log,
             gates=collector.gates,
             attaches=collector.attaches,
+            reads_memory=collector.reads_memory,
             memory=collector.memory,
             waits=collector.waits,
             harms=collector.harms,

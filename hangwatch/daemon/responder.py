@@ -13,10 +13,11 @@ from typing import Any, Final, Protocol
 
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.daemon.children import Launch, Running, Wire, launch, unlistened
-from hangwatch.model.capture import CaptureRequest
+from hangwatch.model.capture import CaptureRequest, Touch
 from hangwatch.model.incident import Incident
 from hangwatch.model.observation import CaptureEnded, Observation, ProcessesSeen, StacksSeen
 from hangwatch.model.time import Clock, Instant
+from hangwatch.system import audit
 from hangwatch.system.channel import ChannelClosedError
 from hangwatch.system.logs import log
 from hangwatch.system.spawn import message_kind
@@ -193,6 +194,11 @@ class Responder:
         match message_kind(message):
             case "progress":
                 self._tell("progress", incident, message)
+            case "touched":
+                try:
+                    audit.touched(from_plain(Touch, {**message, "type": "Touch"}))
+                except CodecError as error:
+                    log.error("hangwatch.touch_unreadable", incident=incident, error=str(error))
             case "stage_a":
                 capture.asked_at = self._clock.now()
                 try:

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hangwatch import registry
+from hangwatch.capture.rooms import sweep
 from hangwatch.core import fleet, layout
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.core.facts import Demand
@@ -57,7 +58,7 @@ from hangwatch.daemon.settings import Resolved
 from hangwatch.daemon.shadow import Shadow
 from hangwatch.daemon.state import StateDirectory, ensure_key
 from hangwatch.errors import OutputError, TargetNotFoundError
-from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
+from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest, Means, Touch
 from hangwatch.model.discovery import Kin, RaySession
 from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Incident, IncidentState, Transition
@@ -75,7 +76,8 @@ from hangwatch.model.observation import (
 )
 from hangwatch.model.time import Epoch, Instant
 from hangwatch.model.verdict import ALARMS, Dead, Gone, Idle, Paused, StopWindow
-from hangwatch.system import leasing
+from hangwatch.system import audit, leasing
+from hangwatch.system.attaching import Note
 from hangwatch.system.clock import SystemClock
 from hangwatch.system.keys import KeyFile, StalledError
 from hangwatch.system.logs import log
@@ -176,6 +178,7 @@ class Watch:
             TargetNotFoundError: A named process cannot be watched.
         """
         check_output(self._settings.output)
+        sweep(self._settings.output, self._continued)
         with ExitStack() as stack:
             state = stack.enter_context(StateDirectory(self._settings.state))
             notifier = Notifier.from_environment()
@@ -202,6 +205,12 @@ class Watch:
                 )
         if self._lost:
             raise TargetNotFoundError(self._lost)
+
+    def _continued(self, note: Note) -> None:
+        """A capture that died had left a process stopped."""
+        audit.touched(
+            Touch(at=self._clock.now(), process=note.process, step=note.step, means=Means.SIGCONT)
+        )
 
     # Building
 

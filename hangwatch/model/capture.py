@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
 
 from hangwatch.model.heartbeat import Heartbeat
@@ -62,6 +62,36 @@ class Gate(StrEnum):
     """No thread of the target is in T or t."""
     NO_TRACER = "no_tracer"
     """Nobody traces the target."""
+
+
+class Means(StrEnum):
+    """How a watched process was touched."""
+
+    MEMORY = "memory"
+    """Its memory was read while it ran."""
+    ATTACH = "attach"
+    """A tool attached to it, and stopped it for a moment."""
+    SIGCONT = "sigcont"
+    """It was sent this signal, because something of ours had left it stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touch:
+    """One line of the audit trail.
+
+    Attributes:
+        at: When: before it happens.
+        process: Who.
+        step: Id of the step, or what else did it.
+        means: How.
+        incident: Id of the incident or run, or ``""``.
+    """
+
+    at: Instant
+    process: ProcessId
+    step: str
+    means: Means
+    incident: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +154,8 @@ class Step:
         timeout: Seconds after which it is killed.
         gates: What must hold right before it.
         attaches: Whether it stops the target with ptrace.
+        budget_ms: Milliseconds that it may stand still for that.
+        reads_memory: Whether it reads the target's memory.
         waits: Whether it waits for others rather than computes.
         memory: Bytes of address space that it and each tool it starts may have.
         harms: Whether it runs after all others, because it leaves the target broken.
@@ -143,10 +175,19 @@ class Step:
     subject: str = ""
     gates: tuple[Gate, ...] = ()
     attaches: bool = False
+    budget_ms: float | None = None
+    reads_memory: bool = False
     waits: bool = False
     memory: int = MAX_MEMORY
     harms: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def means(self) -> Means | None:
+        """How it touches its target, for the audit trail; ``None`` if it does not."""
+        if self.attaches:
+            return Means.ATTACH
+        return Means.MEMORY if self.reads_memory else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +198,8 @@ class CapturePlan:
         targets: Every process, the most suspicious first.
         steps: In order of volatility; samples 1 and 2 of stage A, then stage B.
         sample_gap: Seconds between the two samples.
+        at_once: Steps that compute at the same time; ``None`` where it is not known.
+        waiting_at_once: Steps that wait for others at the same time, beside them.
         deadline: Seconds after which whatever arrived is bundled.
         notes: What is left out, and why.
     """
@@ -165,6 +208,8 @@ class CapturePlan:
     steps: tuple[Step, ...]
     sample_gap: float
     deadline: float
+    at_once: int | None = None
+    waiting_at_once: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -297,6 +342,10 @@ class Sink(Protocol):
 class Room(Protocol):
     """Where one step may write."""
 
+    @property
+    def note(self) -> Path:
+        """Where it is noted what the step attaches to, while it does."""
+
     def create(self, name: str) -> AbstractContextManager[Sink]:
         """Open a new file *name* in the step's room; bounded in size.
 
@@ -312,9 +361,6 @@ class Room(Protocol):
 
     def paused(self, milliseconds: float) -> None:
         """Say how long the target stood still for this step, as seen from outside."""
-
-    def settled(self, how: Settled) -> None:
-        """Say how the target was found after something that attached to it failed."""
 
 
 class CaptureKind(StrEnum):
@@ -347,6 +393,8 @@ class Collector:
         needs: What it takes, for people: ``same pid namespace``.
         python_only: Skipped for targets without Python.
         attaches: Whether it stops the target.
+        budget_ms: Milliseconds for which it may, unless its option of that name says otherwise.
+        reads_memory: Whether it reads the target's memory.
         gates: What must hold right before it.
         waits: Whether it waits for others (a server, a driver) rather than computes: such steps
             run beside the others, so that one that answers late delays nothing.
@@ -373,6 +421,8 @@ class Collector:
     needs: str = ""
     python_only: bool = False
     attaches: bool = False
+    budget_ms: float | None = None
+    reads_memory: bool = False
     gates: tuple[Gate, ...] = ()
     waits: bool = False
     unhurried: bool = False
@@ -496,6 +546,7 @@ class CaptureOutcome:
         verdict: Word of the verdict after stage A.
         started_at: When the capture was asked for.
         first_evidence_at: When the first step left something; ``None`` if none did.
+        touches: The audit trail.
         ended_at: When the last step ended.
         stopped: Whether it was ended early, by request.
         abandoned: Workers that did not end even when killed.
@@ -509,6 +560,7 @@ class CaptureOutcome:
     stage_a: StageA = StageA()
     verdict: str = ""
     first_evidence_at: Instant | None = None
+    touches: tuple[Touch, ...] = ()
     stopped: bool = False
     abandoned: int = 0
 

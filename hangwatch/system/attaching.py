@@ -51,11 +51,13 @@ class Note:
         process: It.
         before: Letters of the states of its threads.
         step: Id of the step that attaches.
+        continued: Whether it has been sent SIGCONT since, or is about to be.
     """
 
     process: ProcessId
     before: frozenset[str]
     step: str = ""
+    continued: bool = False
 
     @classmethod
     def of(cls, process: ProcessId, step: str = "") -> Note:
@@ -66,6 +68,21 @@ class Note:
         """
         states = frozenset(procfs.thread_states(process.pid).values())
         return cls(process=process, before=states, step=step)
+
+    @classmethod
+    def read(cls, path: Path) -> Note | None:
+        """Return the note at *path*, ``None`` if there is none."""
+        try:
+            found = json.loads(path.read_bytes())
+            process = ProcessId(int(found["pid"]), int(found["start_ticks"]))
+            return cls(
+                process=process,
+                before=frozenset(found["before"]),
+                step=str(found["step"]),
+                continued=bool(found["continued"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # it is written whole or not at all: what is there else is not ours
 
     def leave(self, path: Path) -> None:
         """Write it down, whole or not at all.
@@ -80,16 +97,18 @@ class Note:
             "start_ticks": self.process.start_ticks,
             "before": "".join(sorted(self.before)),
             "step": self.step,
+            "continued": self.continued,
         }
         unfinished.write_text(json.dumps(document), encoding="utf-8")
         unfinished.replace(path)
 
 
-def settle(note: Note, patience: float = PATIENCE) -> Settled:
+def settle(path: Path, note: Note, patience: float = PATIENCE) -> Settled:
     """Let a process run that a step which ended in an unplanned way left stopped; see ``repair``.
 
     Args:
-        note: What it was before.
+        path: Where *note* is.
+        note: What the process was before.
         patience: Seconds to wait for a tool to let go of it.
     """
     try:
@@ -98,7 +117,7 @@ def settle(note: Note, patience: float = PATIENCE) -> Settled:
     except OSError:
         return Settled.AS_BEFORE  # it is gone
     try:
-        return _settle(note, descriptor, time.monotonic() + patience)
+        return _settle(path, note, descriptor, time.monotonic() + patience)
     except (FileNotFoundError, ProcessLookupError):
         return Settled.AS_BEFORE
     except PermissionError:
@@ -107,7 +126,7 @@ def settle(note: Note, patience: float = PATIENCE) -> Settled:
         os.close(descriptor)
 
 
-def _settle(note: Note, descriptor: int, deadline: float) -> Settled:
+def _settle(path: Path, note: Note, descriptor: int, deadline: float) -> Settled:
     while procfs.is_same(note.process):
         pid = note.process.pid
         states = procfs.thread_states(pid).values()
@@ -115,6 +134,9 @@ def _settle(note: Note, descriptor: int, deadline: float) -> Settled:
             case Repair.NOTHING:
                 return Settled.AS_BEFORE
             case Repair.CONTINUE:
+                # Said before it is done: whoever comes after us may not see that it was stopped.
+                with contextlib.suppress(OSError):
+                    replace(note, continued=True).leave(path)
                 signal.pidfd_send_signal(descriptor, signal.SIGCONT)
                 return Settled.CONTINUED
             case Repair.WAIT:
@@ -126,17 +148,15 @@ def _settle(note: Note, descriptor: int, deadline: float) -> Settled:
 
 def settle_left(path: Path, patience: float = PATIENCE) -> Settled:
     """Settle the note at *path*, and remove it unless the process is still traced."""
-    try:
-        found = json.loads(path.read_bytes())
-        process = ProcessId(int(found["pid"]), int(found["start_ticks"]))
-        note = Note(process=process, before=frozenset(found["before"]), step=str(found["step"]))
-    except FileNotFoundError:
+    note = Note.read(path)
+    if note is None:
         return Settled.AS_BEFORE
-    except (OSError, ValueError, KeyError, TypeError):
-        return Settled.AS_BEFORE  # no note of ours: it is written whole or not at all
-    settled = settle(note, patience)
+    settled = settle(path, note, patience)
+    told = Note.read(path)
     if settled is not Settled.TRACED:
         path.unlink(missing_ok=True)
+    if settled is Settled.AS_BEFORE and told is not None and told.continued:
+        return Settled.CONTINUED  # by somebody before us
     return settled
 
 
@@ -167,13 +187,11 @@ class Attached:
         result: How it ended.
         pause_ms: How long the target stood still.
         over_budget: Whether it was killed for that.
-        settled: How the target was found afterwards.
     """
 
     result: ToolResult
     pause_ms: float
     over_budget: bool
-    settled: Settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,40 +220,46 @@ class Inside:
 CANNOT_ENTER: Final = "hangwatch cannot enter the root of the process"
 
 
-def run_attached(
-    arguments: list[str],
-    note: Note,
-    *,
-    timeout: float,
-    limit: int,
-    budget: float,
-    inside: Inside | None = None,
-) -> Attached:
-    """Run a tool that attaches to a process, from a process with one thread.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool that attaches to a process.
 
-    Args:
+    Attributes:
         arguments: Program and arguments; no shell.
-        note: What the target is before it.
-        timeout: Seconds after which the tool is killed.
+        timeout: Seconds after which it is killed.
         limit: Bytes of output after which it is killed.
         budget: Seconds that the target may stand still.
         inside: Runs a program of ours in the file system of the target.
+    """
+
+    arguments: list[str]
+    timeout: float
+    limit: int
+    budget: float
+    inside: Inside | None = None
+
+
+def run_attached(tool: Tool, path: Path) -> Attached:
+    """Run a tool that attaches to a process, from a process with one thread.
+
+    Args:
+        tool: It.
+        path: Where it is noted what the target was before.
 
     Raises:
         OSError: The tool cannot be started.
-        CollectorError: Its watcher was killed.
+        CollectorError: Its watcher was killed, or there is no note.
     """
+    note = Note.read(path)
+    if note is None:
+        raise CollectorError(FailureKind.TOOL_FAILED, "nothing attaches without a note of it")
     lifeline_read, lifeline_write = os.pipe()
     answer_read, answer_write = os.pipe()
     # A fork and no fresh interpreter: it costs the capture a millisecond instead of fifty, and a
     # process with one thread has no locks that could be inherited.
     watcher = os.fork()
     if watcher == 0:
-        kept = {lifeline_read, answer_write, *((inside.program, inside.root) if inside else ())}
-        _watch_and_exit(
-            arguments, note, lifeline_read, answer_write, kept,
-            timeout=timeout, limit=limit, budget=budget, inside=inside,
-        )  # fmt: skip
+        _watch_and_exit(tool, path, note, lifeline_read, answer_write)
     os.close(lifeline_read)
     os.close(answer_write)
     try:
@@ -265,7 +289,6 @@ def _understood(said: bytes) -> Attached:
             ),
             pause_ms=answer["pause_ms"],
             over_budget=answer["over_budget"],
-            settled=Settled(answer["settled"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CollectorError(
@@ -273,25 +296,13 @@ def _understood(said: bytes) -> Attached:
         ) from error
 
 
-def _watch_and_exit(
-    arguments: list[str],
-    note: Note,
-    lifeline: int,
-    answer: int,
-    kept: Collection[int],
-    *,
-    timeout: float,
-    limit: int,
-    budget: float,
-    inside: Inside | None,
-) -> NoReturn:
+def _watch_and_exit(tool: Tool, path: Path, note: Note, lifeline: int, answer: int) -> NoReturn:
     """Be the watcher: run the tool, say how it went, end."""
     try:
         os.setsid()
-        _close_all_but({0, 1, 2, *kept})
-        said = _watched(
-            arguments, note, lifeline, timeout=timeout, limit=limit, budget=budget, inside=inside
-        )
+        inside = (tool.inside.program, tool.inside.root) if tool.inside is not None else ()
+        _close_all_but({0, 1, 2, lifeline, answer, *inside})
+        said = _watched(tool, path, note, lifeline)
         with os.fdopen(answer, "wb") as out:
             out.write(said)
     except BaseException as error:  # noqa: BLE001  # a fork that must end here, whatever happens
@@ -309,16 +320,7 @@ def _close_all_but(kept: Collection[int]) -> None:
                 os.close(int(path.name))
 
 
-def _watched(
-    arguments: list[str],
-    note: Note,
-    lifeline: int,
-    *,
-    timeout: float,
-    limit: int,
-    budget: float,
-    inside: Inside | None,
-) -> bytes:
+def _watched(tool: Tool, path: Path, note: Note, lifeline: int) -> bytes:
     pid = note.process.pid
     with _threads(pid) as descriptors:
         pause = Pause(ran_at=time.monotonic())
@@ -327,22 +329,21 @@ def _watched(
             nonlocal pause
             now = time.monotonic()
             pause = pause.seen(now, stopped=_is_stopped(descriptors))
-            return pause.seconds(now) >= budget or _is_closed(lifeline)
+            return pause.seconds(now) >= tool.budget or _is_closed(lifeline)
 
         try:
             result = run_tool(
-                arguments,
-                timeout=timeout,
-                limit=limit,
+                tool.arguments,
+                timeout=tool.timeout,
+                limit=tool.limit,
                 watch=look,
-                become=inside.become if inside is not None else None,
+                become=tool.inside.become if tool.inside is not None else None,
             )
         except OSError as error:
             return json.dumps({"errno": error.errno}).encode() + b"\n"
-        over_budget = result.ended_by_us and pause.seconds(time.monotonic()) >= budget
-        settled = Settled.AS_BEFORE
+        over_budget = result.ended_by_us and pause.seconds(time.monotonic()) >= tool.budget
         if result.ended_by_us or result.code != 0:
-            settled = settle(note)
+            settle(path, note)
         pause = pause.seen(time.monotonic(), stopped=_is_stopped(descriptors))
     head = {
         "code": result.code,
@@ -350,7 +351,6 @@ def _watched(
         "output": len(result.output),
         "pause_ms": round(pause.seconds(time.monotonic()) * 1000, 1),
         "over_budget": over_budget,
-        "settled": settled.value,
     }
     return json.dumps(head).encode() + b"\n" + result.output + result.errors
 

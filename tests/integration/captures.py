@@ -84,6 +84,7 @@ def step_for(pid, *, collector="stacks", sample=1, timeout=10.0, name="", ticks=
         timeout=timeout,
         target=target,
         attaches=known.attaches,
+        reads_memory=known.reads_memory,
         memory=known.memory,
         options=options,
     )

@@ -65,7 +65,8 @@ def test_what_hangs_is_captured_at_once_and_explained(tmp_path, server):
     assert ("hung", "event-loop-blocked") == (answer["verdict"], answer["cause"])
     assert Path(answer["bundle"]).exists()
     assert {server.pid, server.engine_pid} == {p["pid"] for p in answer["processes"]}
-    assert {str(server.pid): 0.0, str(server.engine_pid): 0.0} == answer["pause_ms"]
+    assert {str(server.pid), str(server.engine_pid)} == answer["pause_ms"].keys()
+    assert 0.0 == answer["pause_ms"][str(server.pid)]  # only engines are attached to
     assert all(step["ok"] or step["message"] for step in answer["steps"])
     assert answer["elapsed_s"] < 60
 

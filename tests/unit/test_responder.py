@@ -8,14 +8,15 @@ from fake_children import Nursery
 
 from hangwatch.core.codec import to_plain
 from hangwatch.daemon.responder import Responder
-from hangwatch.model.capture import CaptureKind, CaptureRequest
-from hangwatch.model.identity import InstanceKey
+from hangwatch.model.capture import CaptureKind, CaptureRequest, Means, Touch
+from hangwatch.model.identity import InstanceKey, ProcessId
 from hangwatch.model.incident import Incident
 from hangwatch.model.observation import CaptureEnded, StacksSeen
 from hangwatch.model.policy import Policy
 from hangwatch.model.time import Instant
 from hangwatch.model.verdict import Confidence, Hung, SuspectedHang
 from hangwatch.model.vitals import Motion, StackVital
+from hangwatch.system import logs
 from hangwatch.testing import FakeClock
 
 VERDICT = SuspectedHang(since=Instant(0.0), cause="silence", confidence=Confidence.LOW)
@@ -232,3 +233,23 @@ def test_a_conductor_that_dies_while_we_stop_is_not_replaced():
 
     assert 1 == len(scene.nursery.children)
     assert not scene.responder.busy
+
+
+def test_each_touch_of_a_process_is_an_event_of_our_log(monkeypatch):
+    scene = Scene()
+    scene.begin()
+    touch = Touch(
+        at=Instant(1.0), process=ProcessId(42, 7), step="native/42", means=Means.ATTACH, incident="x"
+    )
+    fact = {k: v for k, v in to_plain(touch).items() if k != "type"}
+    scene.nursery.last.said = [{"kind": "touched", **fact}, {"kind": "touched", "pid": 42}]
+    events: list[dict[str, object]] = []
+    monkeypatch.setattr(logs._output, "take", lambda event: events.append(dict(event)))
+
+    scene.responder.hear()
+
+    told, unreadable = events
+    assert ("hangwatch.target_read", "attach", 42, 7, "native/42", "x") == tuple(
+        told[key] for key in ("event", "means", "pid", "start_ticks", "step", "incident")
+    )
+    assert "hangwatch.touch_unreadable" == unreadable["event"]
