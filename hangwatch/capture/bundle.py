@@ -58,6 +58,7 @@ from hangwatch.model.capture import (
 )
 from hangwatch.model.dossier import Diagnosis, Dossier
 from hangwatch.model.heartbeat import Heartbeat
+from hangwatch.model.identity import ProcessId
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.replay import ReplayResult
 from hangwatch.model.time import Clock
@@ -404,6 +405,7 @@ def _manifest(
                 "gpu": target.gpu,
                 "why": redactor.string(target.why),
                 "python": target.python,
+                "pause_ms": _pause_ms(outcome, target.process),
             }
             for target in outcome.targets
         ],
@@ -422,6 +424,11 @@ def _plain(value: object) -> dict[str, Any]:
     plain: dict[str, Any] = to_plain(value)
     plain.pop("type", None)
     return plain
+
+
+def _pause_ms(outcome: CaptureOutcome, process: ProcessId) -> float:
+    """Return how long a process stood still for the whole capture."""
+    return round(sum(each.pause_ms for each in outcome.evidence if each.target == process), 1)
 
 
 def _skew(outcome: CaptureOutcome) -> dict[str, float]:

@@ -48,6 +48,7 @@ class Process(_Part):
     gpu: int | None = None
     why: str = ""
     python: bool = True
+    pause_ms: float = Field(0.0, description="How long it stood still for the capture, in all.")
 
 
 class StepRecord(_Part):
@@ -60,6 +61,10 @@ class StepRecord(_Part):
     elapsed: float
     artifacts: list[dict[str, Any]]
     failure: dict[str, Any] | None
+    pause_ms: float = Field(0.0, description="How long the process stood still for it.")
+    settled: str | None = Field(
+        None, description="How the process was found after an attaching step that failed."
+    )
 
 
 class FileRecord(_Part):

@@ -44,16 +44,18 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.@:+=-]{0,120}(?:/[A-Za-z0-9_][\w.@:+
 class StepRoom:
     """A ``Room``: where one step may write; lives in the worker."""
 
-    def __init__(self, directory: Path, earlier: Path, note: Path, quota: int = QUOTA) -> None:
+    def __init__(
+        self, directory: Path, earlier: Path, note: Path | None = None, quota: int = QUOTA
+    ) -> None:
         """Give a step its room.
 
         Args:
             directory: The empty folder it writes into.
             earlier: Where the files of steps that ended lie, for the same folder of the bundle.
-            note: Where it is noted what the step attaches to, while it does.
+            note: Where it is noted what the step attaches to, while it does; ``None``: beside it.
             quota: Bytes.
         """
-        self.note = note
+        self.note = note if note is not None else directory.with_suffix(".note")
         self._directory = directory
         self._earlier = earlier
         self._left = quota

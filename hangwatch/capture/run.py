@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from hangwatch import registry
 from hangwatch.capture import census
-from hangwatch.capture.pool import Pool, width
+from hangwatch.capture.pool import WAITING_WIDTH, Pool, width
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core import awaiting, kinship, motion, planning
 from hangwatch.core.codec import to_plain
@@ -221,7 +221,7 @@ class _Capture:
         found = {target.process.pid for target in targets}
         wanted = {*request.seeds, *(i.pid for i in request.instances if i.pid is not None)}
         notes += tuple(f"process {pid} is gone" for pid in sorted(wanted - found))
-        return planning.plan(
+        plan = planning.plan(
             targets,
             collectors=registry.collectors().values(),
             policy=request.policy,
@@ -236,6 +236,7 @@ class _Capture:
             notes=notes,
             well=_well(request.instances, targets),
         )
+        return replace(plan, at_once=width(), waiting_at_once=WAITING_WIDTH)
 
     def _census(self) -> tuple[tuple[ProcessRow, ...], tuple[str, ...]]:
         self.pool.submit((census.STEP,), phase=self._onset)

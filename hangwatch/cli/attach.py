@@ -216,12 +216,18 @@ def _dry_run(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     width = max((len(step.id) for step in plan.steps), default=0)
     for step in plan.steps:
         gates = f"  if {', '.join(step.gates)}" if step.gates else ""
-        stops = "  stops the target" if step.attaches else ""
+        budget = f" for {step.budget_ms:g} ms at most" if step.budget_ms is not None else ""
+        stops = f"  stops the target{budget}" if step.attaches else ""
+        waits = "  beside the others" if step.waits else ""
         click.echo(
             f"stage {step.stage:<5} sample {step.sample}  rung {step.rung}  {step.id:<{width}}  "
-            f"at most {step.timeout:g} s{gates}{stops}"
+            f"at most {step.timeout:g} s{gates}{stops}{waits}"
         )
-    click.echo(f"{len(plan.steps)} steps, {plan.sample_gap:g} s between the samples")
+    click.echo(
+        f"{len(plan.steps)} steps in this order, {plan.at_once} at a time, and beside them "
+        f"{plan.waiting_at_once} of those that wait for others; {plan.sample_gap:g} s between the "
+        f"samples, {plan.deadline:g} s for everything"
+    )
     for note in plan.notes:
         click.echo(printable(f"note: {note}"))
 
@@ -253,11 +259,16 @@ def plan_as_json(plan: CapturePlan) -> dict[str, Any]:
                 "timeout_s": step.timeout,
                 "gates": [gate.value for gate in step.gates],
                 "attaches": step.attaches,
+                "budget_ms": step.budget_ms,
+                "reads_memory": step.reads_memory,
+                "waits": step.waits,
             }
             for step in plan.steps
         ],
         "sample_gap_s": plan.sample_gap,
         "deadline_s": plan.deadline,
+        "at_once": plan.at_once,
+        "waiting_at_once": plan.waiting_at_once,
         "notes": list(plan.notes),
     }
 

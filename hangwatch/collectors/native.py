@@ -177,6 +177,7 @@ COLLECTOR: Final = Collector(
     needs="the right to attach to the target: same user and no Yama, or SYS_PTRACE",
     python_only=True,
     attaches=True,
+    budget_ms=BUDGET_MS,
     gates=(Gate.HUNG, Gate.NO_D_STATE, Gate.NOT_STOPPED, Gate.NO_TRACER),
     roles=frozenset({Role.ENGINE, Role.ENGINE_WORKER}),
     memory=8 << 30,  # address space: py-spy maps libraries whole, and those of CUDA have 4 GB

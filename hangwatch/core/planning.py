@@ -234,12 +234,21 @@ class _Draft:
             subject=log,
             gates=collector.gates,
             attaches=collector.attaches,
+            budget_ms=_budget_ms(collector, self._options.get(collector.name, {})),
             reads_memory=collector.reads_memory,
             memory=collector.memory,
             waits=collector.waits,
             harms=collector.harms,
             options={**(options or {}), **self._options.get(collector.name, {})},
         )
+
+
+def _budget_ms(collector: Collector, options: Mapping[str, str]) -> float | None:
+    """Return how long a collector may stop its target; what is no number, it refuses itself."""
+    try:
+        return float(options["budget_ms"])
+    except (KeyError, ValueError):
+        return collector.budget_ms
 
 
 def _is_about(collector: Collector, target: Target) -> bool:

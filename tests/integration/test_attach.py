@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 from running import Hangwatch, runs, state_of, wait_for
 
+from hangwatch.capture.pool import width
 from hangwatch.lab.launch import Server
 from hangwatch.system import procfs
 
@@ -85,7 +86,12 @@ def test_a_dry_run_prints_every_step_and_leaves_nothing(tmp_path, healthy):
 
     assert 0 == done.returncode
     assert f"stacks/{healthy.engine_pid}/2" in done.stdout
+    (native,) = (line for line in done.stdout.splitlines() if "native/" in line)
+    assert f"native/{healthy.engine_pid}" in native
+    assert "hung, no_d_state, not_stopped, no_tracer" in native
+    assert "stops the target for 250 ms at most" in native
     assert "s between the samples" in done.stdout
+    assert f"{width()} at a time" in done.stdout
     assert healthy.url in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -96,6 +102,8 @@ def test_a_dry_run_can_be_data(tmp_path, healthy):
     plan = json.loads(done.stdout)
     assert "hangwatch.plan/1" == plan["schema"]
     assert {healthy.pid, healthy.engine_pid} == {target["pid"] for target in plan["targets"]}
+    assert width() == plan["at_once"]
+    assert [250.0] == [step["budget_ms"] for step in plan["steps"] if step["attaches"]]
     assert "" == done.stderr
 
 

@@ -239,7 +239,11 @@ def test_each_touch_of_a_process_is_an_event_of_our_log(monkeypatch):
     scene = Scene()
     scene.begin()
     touch = Touch(
-        at=Instant(1.0), process=ProcessId(42, 7), step="native/42", means=Means.ATTACH, incident="x"
+        at=Instant(1.0),
+        process=ProcessId(42, 7),
+        step="native/42",
+        means=Means.ATTACH,
+        incident="x",
     )
     fact = {k: v for k, v in to_plain(touch).items() if k != "type"}
     scene.nursery.last.said = [{"kind": "touched", **fact}, {"kind": "touched", "pid": 42}]
