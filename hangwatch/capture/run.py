@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -235,6 +236,7 @@ class _Capture:
             deadline=request.deadline,
             notes=notes,
             well=_well(request.instances, targets),
+            load=os.getloadavg()[0] / len(os.sched_getaffinity(0)),
         )
         return replace(plan, at_once=width(), waiting_at_once=WAITING_WIDTH)
 

@@ -38,8 +38,11 @@ from hangwatch.system import procfs
 
 TIMEOUT: Final = 10.0
 
-LIMITS: Final = remote.Limits(seconds=TIMEOUT - 2.0, tasks=20_000)
-"""So that a process with more tasks leaves what was read of it, and says that it is not all."""
+RESERVE: Final = 2.0
+"""Seconds before its deadline that the reading ends, so that a process with more tasks leaves what
+was read of it, and says that it is not all."""
+
+MAX_TASKS: Final = 20_000
 
 MAX_READERS: Final = 64
 """Readers kept; one holds about 0.1 MB between its readings."""
@@ -52,7 +55,7 @@ def _collect(step: Step, room: Room) -> None:
     process = step.target.process
     name = file_name("tasks", ".json", step.sample)
     try:
-        reader = _reader(process)
+        reader = _reader(process, max(0.5, step.timeout - RESERVE))
         snapshot = reader.tasks(state=_probes(step))
         reader.forget()
     except remote.RemoteError as error:
@@ -69,11 +72,12 @@ def _probes(step: Step) -> tuple[probes.Table, ...]:
     return probes.tables(json.loads(step.options.get("state", "[]")))
 
 
-def _reader(process: ProcessId) -> remote.RemotePython:
+def _reader(process: ProcessId, seconds: float) -> remote.RemotePython:
     """Return the reader of a process, made now if it was not read before."""
     known = _readers.pop(process, None)
     if known is None:
-        known = remote.attach(process.pid, limits=LIMITS)
+        limits = remote.Limits(seconds=seconds, tasks=MAX_TASKS)
+        known = remote.attach(process.pid, limits=limits)
         while len(_readers) >= MAX_READERS:
             del _readers[next(iter(_readers))]
     _readers[process] = known

@@ -46,6 +46,12 @@ LADDER: Final[Mapping[CaptureKind, tuple[frozenset[int], int]]] = {
 Where nothing is wrong there is no tool that stops a process, and none that fails on a busy one.
 """
 
+LOADED: Final = 3.0
+"""How many times as long a step that computes may take where others take the cores: 30 s, not 10.
+
+Steps that wait for others have been given the time that those may take.
+"""
+
 MAX_LOGS: Final = 256
 """40 processes under Ray write three logs each."""
 
@@ -67,6 +73,7 @@ def plan(
     kind: CaptureKind = CaptureKind.INCIDENT,
     collect: Collection[str] = (),
     well: Collection[int] = (),
+    load: float = 0.0,
 ) -> CapturePlan:
     """Return what to do, in order.
 
@@ -85,11 +92,19 @@ def plan(
         kind: Why the capture is made; says which rungs it has.
         collect: Names of the collectors, of those that run only by request, that are asked for.
         well: Servers that are captured for comparison only.
+        load: Threads that want to run, for each core; from two on the machine is loaded.
     """
     targets = tuple(targets)
+    slow = LOADED if load >= 2.0 else 1.0
+    if slow > 1.0:
+        notes = (*notes, f"{load:.1f} threads want each core: steps get {slow:g} times as long")
     rungs, samples = LADDER[kind]
     collectors = (
-        replace(each, samples=min(samples, each.samples))
+        replace(
+            each,
+            samples=min(samples, each.samples),
+            timeout=each.timeout * (1.0 if each.waits else slow),
+        )
         for each in collectors
         if each.rung in rungs
         and (not each.kinds or kind in each.kinds)

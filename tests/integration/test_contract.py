@@ -90,6 +90,7 @@ signal.set_wakeup_fd(heard)
 
 @pytest.mark.parametrize("seconds", [1.5, 0.4], ids=["tool", "worker"])  # who is killed
 def test_no_signal_reaches_a_process_whose_steps_are_killed(tmp_path, monkeypatch, seconds):
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setitem(registry.collectors(), "stacks", replace(STACKS, timeout=seconds))
     tool = program(tmp_path / "py-spy", "exec sleep 3600")
     heard = tmp_path / "heard"

@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captures import CLOCK, request_for
+from captures import CLOCK, program, request_for
 from processes import PATIENCE, eventually, python, skip_unless_it_works
 
 from hangwatch import registry
 from hangwatch.capture.conductor import capture_and_bundle
+from hangwatch.model.capture import FailureKind
 from hangwatch.system import procfs
 
 CAPTURER = """
@@ -46,28 +48,51 @@ CALLS = (
 )
 
 
+HOLDING = """
+import socket
+held = [*os.pipe(), *socket.socketpair(), *(os.open(path, os.O_RDWR) for path in {paths!r})]
+"""
+
+
+def calls(log):
+    """Return name and text of each call of a trace; one that was interrupted is made whole."""
+    begun, found = {}, []
+    for line in log.read_text().splitlines():
+        pid, text = line.split(maxsplit=1)
+        if text.endswith(" <unfinished ...>"):
+            begun[pid] = text.removesuffix(" <unfinished ...>")
+            continue
+        if match := re.match(r"<\.\.\. \w+ resumed>(.*)", text):
+            text = begun.pop(pid) + match[1]
+        if match := re.match(r"(\w+)\((.*)", text):
+            found.append((match[1], match[2]))
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.needs_ptrace
-def test_a_capture_writes_nothing_into_a_target_and_sends_and_attaches_nothing_to_it(tmp_path):
-    trace = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={CALLS}"]
+def test_a_capture_attaches_and_sends_and_writes_nothing_and_opens_what_is_harmless(tmp_path):
+    trace = ["strace", "-f", "-y", "-qq", "--seccomp-bpf", "-e", f"trace={CALLS}"]
     skip_unless_it_works(*trace, "-o", os.devnull, "true")
-    log = tmp_path / "trace"
-    with python("") as it:
+    log, fifo = tmp_path / "trace", tmp_path / "fifo.log"
+    os.mkfifo(fifo)
+    with python(HOLDING.format(paths=[str(fifo), "/dev/ptmx"])) as it:
         command = [*trace, "-o", str(log), *capturer(it.pid, tmp_path / "output")]
         subprocess.run(command, check=True, timeout=PATIENCE)
-        said = log.read_text().splitlines()
+    made = calls(log)
 
-        ours = {int(line.split()[0]) for line in said}
-        assert it.pid not in ours
-    calls = [match for line in said if (match := re.match(r"\d+ +(\w+)\((.*)", line))]
-    assert {"openat", "prlimit64"} <= {call[1] for call in calls}
-    assert [] == [call[0] for call in calls if call[1] in ("ptrace", "process_vm_writev")]
-    opened = [call[2] for call in calls if call[1].startswith("open")]
-    theirs = [arguments for arguments in opened if f'"/proc/{it.pid}/' in arguments]
+    assert {"openat", "prlimit64"} <= {name for name, _ in made}
+    assert [] == [call for call in made if call[0] in ("ptrace", "process_vm_writev")]
+    assert [] == [call for call in made if re.match(rf"-?{it.pid}\b", call[1])]
+    opened = [text for name, text in made if name.startswith("open")]
+    theirs = [text for text in opened if f'"/proc/{it.pid}/' in text]
     assert theirs
-    assert [] == [arguments for arguments in theirs if re.search(r"O_(WRONLY|RDWR)", arguments)]
-    named = [call[0] for call in calls if re.match(rf"-?{it.pid}\b", call[2])]
-    assert [] == named
+    assert [] == [text for text in theirs if re.search(r"O_(WRONLY|RDWR)", text)]
+    # With O_PATH a name is looked up and nothing opened.
+    special = rf"= \d+<({re.escape(str(fifo))}|pipe:|socket:|/dev/pt)"
+    looked_at = [text for text in opened if re.search(special, text)]
+    assert looked_at
+    assert [] == [text for text in looked_at if "O_PATH" not in text]
 
 
 LISTENING = """
@@ -220,3 +245,49 @@ def test_no_local_of_any_frame_is_in_the_bundle_in_any_disguise(tmp_path):
     assert all(name in tasks for name in (b"outer", b"inner"))
     shown = [name for name, text in files.items() if any(d in text for d in disguises(secret))]
     assert [] == shown
+
+
+# ---------------------------------------------------------------------- done by a tool in its place
+
+IN_ITS_PLACE = {
+    "hangs": ("exec sleep 3600", {FailureKind.TIMED_OUT, FailureKind.OVER_BUDGET}),
+    "floods its output": ("exec yes", {FailureKind.TOO_LARGE}),
+    "crashes": ("kill -SEGV $$", {FailureKind.TOOL_FAILED}),
+    "writes nonsense": ("echo nonsense", {FailureKind.TOOL_FAILED}),
+    "is missing": (None, {FailureKind.NOT_INSTALLED}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.needs_ptrace
+@pytest.mark.parametrize("misdeed", IN_ITS_PLACE)
+def test_a_py_spy_that_misbehaves_is_on_record_and_our_reader_stands_in(
+    tmp_path, monkeypatch, misdeed
+):
+    script, expected = IN_ITS_PLACE[misdeed]
+    tool = program(tmp_path / "py-spy", script) if script else "/nonexistent/py-spy"
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    for name in ("stacks", "native"):  # less than the ten seconds that they have
+        quick = replace(registry.collectors()[name], timeout=5.0)
+        monkeypatch.setitem(registry.collectors(), name, quick)
+    with python("", rest="def here(): ready(); wait()\nhere()", arguments=ENGINE) as it:
+        request = request_for(
+            it.pid,
+            output=tmp_path / "output",
+            options={name: {"py_spy": tool} for name in ("stacks", "native", "samples")},
+        )
+        outcome, written = capture_and_bundle(request, clock=CLOCK, rejudge=lambda _: "hung")
+        row = procfs.read_row(it.pid)
+
+        assert ("S", 0) == (row.state, row.tracer_pid)
+    failed = {evidence.step: evidence.failure for evidence in outcome.evidence}
+    about_stacks = [failed[f"{step}/{it.pid}{n}"] for step, n in STEPS_OF_PY_SPY]
+    assert expected >= {failure.kind for failure in about_stacks}
+    with tarfile.open(written.path) as bundle:
+        (name, *_) = [each for each in bundle.getnames() if each.endswith("/threads.json")]
+        assert b'"here"' in bundle.extractfile(name).read()
+
+
+ENGINE = ("mp_engine_proc",)
+"""A word of its title, by which a process is taken for an engine."""
+STEPS_OF_PY_SPY = (("stacks", "/1"), ("stacks", "/2"), ("native", ""))

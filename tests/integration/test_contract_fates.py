@@ -102,7 +102,7 @@ CHANGES = {
         threading.Thread(target=time.sleep, args=(0.01,)).start(); time.sleep(0.001)
     """,
 }
-MOMENTS = 3
+MOMENTS = 2
 
 
 @pytest.mark.slow

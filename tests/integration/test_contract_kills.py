@@ -49,14 +49,23 @@ THREADS = 6
 ENGINE = ("mp_engine_proc",)
 """A word of its title, by which it is taken for an engine: stacks of C are read of these alone."""
 
-CAPTURER = """
+DAEMON = """
 import sys
 sys.path[:0] = [{tests!r}]
-from captures import CLOCK, request_for
-from hangwatch.capture.conductor import capture_and_bundle
+from captures import request_for
+from hangwatch.core.codec import to_plain
+from hangwatch.system.spawn import Child
 request = request_for(*{pids!r}, output={output!r}, gap=0.05)
-capture_and_bundle(request, clock=CLOCK, rejudge=lambda _: "hung")
+kind = ""
+with Child("hangwatch.capture.conductor", name="conductor") as child:
+    child.channel.send({{"kind": "capture", "request": to_plain(request)}})
+    while kind != "bundle":
+        for message in child.channel.wait(1.0):
+            kind = message["kind"]
+            assert kind not in ("failed", "crash"), message
+            if kind == "stage_a": child.channel.send({{"kind": "verdict", "word": "hung"}})
 """
+"""What a daemon does in a capture: it has a conductor that does it, and says what became of it."""
 
 
 @dataclass
@@ -153,39 +162,37 @@ def adopting():
 class Capture:
     """A capture that runs, and those that make it; whoever is killed is held by a descriptor."""
 
-    def __init__(self, capturer, target, rng):
-        self.capturer, self.target, self.rng = capturer, target, rng
+    def __init__(self, process, target, rng):
+        self.process, self.target, self.rng = process, target, rng
 
-    def hangwatch(self):
-        return [self.capturer.pid]
+    def family(self):
+        """Return what each of them is, by its number; those that began last come first."""
+        found, pending = {self.process.pid: "hangwatch"}, [(self.process.pid, "hangwatch")]
+        while pending:
+            parent, what = pending.pop()
+            for pid in procfs.children(parent):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    title = procfs.read_title(pid)
+                    found[pid] = self._what(title, what)
+                    pending.append((pid, found[pid]))
+        return dict(reversed(found.items()))
 
-    def worker(self):
-        return procfs.children(self.capturer.pid)
+    def _what(self, title, parent):
+        if "hangwatch.capture.conductor" in title:
+            return "conductor"
+        if "hangwatch.capture.worker" in title:
+            return "watcher" if parent == "worker" else "worker"
+        return "tool"
 
-    def watcher(self):
-        return [pid for pid in self._below_workers() if self._is_ours(pid)]
-
-    def tool(self):
-        return [pid for pid in self._below_workers() if not self._is_ours(pid)]
-
-    def all(self):
-        return [*self._below_workers(), *self.worker(), *self.hangwatch()]
-
-    def _below_workers(self):
-        children = [pid for worker in self.worker() for pid in procfs.children(worker)]
-        return [*(pid for child in children for pid in procfs.children(child)), *children]
-
-    def _is_ours(self, pid):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            return "python" in procfs.read_row(pid).comm
-        return False
+    def those(self, whom):
+        return [pid for pid, what in self.family().items() if whom in (what, "all")]
 
     def runs(self):
-        return self.capturer.poll() is None
+        return self.process.poll() is None
 
     def until(self, moment):
         """Wait for a moment of the capture, at most until it ends."""
-        if moment == "while it holds the target":
+        if moment == WHILE_HELD:
             while self.runs() and not procfs.read_row(self.target).tracer_pid:
                 time.sleep(0.001)
             time.sleep(self.rng.uniform(0.0, 0.02))
@@ -196,65 +203,96 @@ class Capture:
 
     def kill(self, whom):
         """Kill one of a kind, or all at once, as soon as there is one; say whether it was."""
-        seen = ()
-        while self.runs() and not (seen := getattr(self, whom)()):
+        seen = []
+        while self.runs() and not (seen := self.those(whom)):
             time.sleep(0.001)
-        if whom != "all":
-            seen = [self.rng.choice(seen)] if seen else []
-        if not self.runs():
-            return False
-        with contextlib.ExitStack() as stack:
-            victims = []
-            for number in signal.SIGSTOP, signal.SIGKILL:  # so that none sees another end
-                for pid in getattr(self, whom)() if whom == "all" else seen:
-                    with contextlib.suppress(ProcessLookupError):
-                        descriptor = os.pidfd_open(pid)
-                        stack.callback(os.close, descriptor)
-                        if pid in getattr(self, whom)():
-                            signal.pidfd_send_signal(descriptor, number)
-                            victims.append(number)
-            return signal.SIGKILL in victims
+        victims = seen if whom == "all" else [self.rng.choice(seen)] if seen else []
+        hit = [
+            self._send(pid, number)
+            for number in (signal.SIGSTOP, signal.SIGKILL)  # so that none sees another end
+            for pid in (self.those(whom) if whom == "all" and self.runs() else victims)
+        ]
+        return any(hit)
+
+    def _send(self, pid, number):
+        with contextlib.suppress(ProcessLookupError), held(pid) as descriptor:
+            if pid in self.family():
+                signal.pidfd_send_signal(descriptor, number)
+                return True
+        return False
 
 
-LONGEST = 1.5
+@contextlib.contextmanager
+def held(pid):
+    """Give a descriptor of a process: who has its number later is not hit."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+LONGEST = 2.0
 """Seconds; most captures of a round are shorter."""
+AT_ANY_MOMENT, WHILE_HELD = "at any moment", "while it holds the target"
 MOMENTS = [
-    (whom, moment)
-    for moment in ("at any moment", "while it holds the target")
-    for whom in ("hangwatch", "worker", "tool", "watcher", "all")
-    if (whom, moment) != ("watcher", "at any moment")
+    *((whom, AT_ANY_MOMENT) for whom in ("hangwatch", "conductor", "worker", "tool", "all")),
+    *((whom, WHILE_HELD) for whom in ("hangwatch", "conductor", "worker", "watcher", "tool")),
+    ("all", WHILE_HELD),
+    ("hangwatch attach", AT_ANY_MOMENT),
 ]
 
 
-def capturer_of(targets, rng, output):
-    """Start a capture of the first process and of one more."""
-    pids = [targets[0].pid, rng.choice(targets[1:]).pid]
-    script = CAPTURER.format(tests=str(Path(__file__).parent), pids=pids, output=str(output))
-    return subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+def command(whom, pids, output):
+    """Return a command that captures processes."""
+    if whom == "hangwatch attach":
+        return [*HANGWATCH, "attach", "--now", "--pid", str(pids[0]), "--output", str(output)]
+    script = DAEMON.format(tests=str(Path(__file__).parent), pids=pids, output=str(output))
+    return [sys.executable, "-c", script]
+
+
+HANGWATCH = (sys.executable, "-m", "hangwatch")
+FOUND_A_HANG = 3
+"""Exit code; a process that was stopped by somebody hangs."""
 
 
 @pytest.mark.parametrize("first", range(0, KILLS, BATCH))
 def test_killing_anything_of_a_capture_at_any_moment_leaves_every_target_as_it_was(tmp_path, first):
     output = tmp_path / "output"
     struck = Counter()
+    environment = {
+        **os.environ,
+        "HANGWATCH_STATE": str(tmp_path / "state"),
+        "HANGWATCH_SAMPLE_GAP": "0.05",
+    }
     with fleet(tmp_path) as targets, adopting() as wait_for_orphans:
+
+        def start(whom, rng):
+            pids = [targets[0].pid, rng.choice(targets[1:]).pid]
+            return subprocess.Popen(
+                command(whom, pids, output), env=environment, stderr=subprocess.PIPE
+            )
+
         for number in range(first, min(first + BATCH, KILLS)):
             rng = random.Random(number)
             whom, moment = MOMENTS[number % len(MOMENTS)]
-            with capturer_of(targets, rng, output) as capturer:
-                capture = Capture(capturer, targets[0].pid, rng)
+            victim = whom.split()[0]
+            with start(whom, rng) as process:
+                capture = Capture(process, targets[0].pid, rng)
                 capture.until(moment)
-                hit = capture.kill(whom)
-                said = capturer.communicate(timeout=PATIENCE)[1].decode()
+                hit = capture.kill(victim)
+                said = process.communicate(timeout=PATIENCE)[1].decode()
             wait_for_orphans()
             struck[f"{whom} {moment}"] += hit
             print(f"seed {number}: {whom} {moment}: {'killed' if hit else 'had ended'}")
             for target in targets:
                 target.check()
-            expected = -signal.SIGKILL if hit and whom in ("hangwatch", "all") else 0
-            assert expected == capturer.returncode, said
-        with capturer_of(targets, random.Random(), output) as capturer:
-            assert 0 == capturer.wait(PATIENCE)
+            if hit and victim in ("hangwatch", "all"):
+                assert -signal.SIGKILL == process.returncode, said
+            elif not hit or victim != "conductor":
+                assert process.returncode in (0, FOUND_A_HANG), said
+        with start("", random.Random()) as process:
+            assert 0 == process.wait(PATIENCE)
 
     print(f"killed: {dict(struck)}")
     assert [] == [path for path in output.iterdir() if not is_bundle_name(path.name)]

@@ -1,5 +1,6 @@
 """Who is asked what, in which order."""
 
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from hangwatch.core.planning import file_name, plan, turns
@@ -267,3 +268,19 @@ def test_a_collector_that_is_for_some_captures_is_left_out_of_the_others():
 
     assert ["locks/1"] == ids(target(1), collectors=[locks])
     assert [] == ids(target(1), collectors=[locks], kind=CaptureKind.BASELINE)
+
+
+def test_steps_that_compute_get_more_time_where_others_take_the_cores_and_the_plan_says_so():
+    waiting = replace(KERNEL, name="waiting", waits=True)
+    collectors = [replace(STACKS, timeout=10.0), replace(waiting, timeout=10.0)]
+
+    at_rest, loaded = (
+        plan([target(1)], collectors=collectors, policy=Policy(), paths={}, load=load)
+        for load in (1.9, 2.0)
+    )
+
+    assert {10.0} == {step.timeout for step in at_rest.steps}
+    assert {("waiting", 10.0), ("stacks", 30.0)} == {
+        (step.collector, step.timeout) for step in loaded.steps
+    }
+    assert (0, 1) == (len(at_rest.notes), len(loaded.notes))

@@ -64,12 +64,12 @@ def fork_and_wait():
     """Sleep in the kernel, not to be interrupted, until a child that shares our memory ends."""
     stack = ctypes.create_string_buffer(1 << 16)
     top = (ctypes.addressof(stack) + len(stack)) & ~15
-    # The child runs ``sleep(50)`` of the C library and no Python.
+    # The child runs ``sleep(600)`` of the C library and no Python.
     libc.clone(
         ctypes.cast(libc.sleep, ctypes.c_void_p),
         ctypes.c_void_p(top),
         CLONE_VM | CLONE_VFORK | SIGCHLD,
-        ctypes.c_void_p(50),
+        ctypes.c_void_p(600),
     )
 
 
