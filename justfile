@@ -46,6 +46,10 @@ proof:
 proof-safety N="500":
     HANGWATCH_PROOF_KILLS={{N}} {{python}} -m pytest -n 2 -rP tests/integration/test_contract_kills.py
 
+# let every fault of the laboratory happen to SERVERS servers, and tell what is said of it (half an hour)
+proof-lab SERVERS="8" *FAULTS:
+    {{python}} tools/lab_proof.py {{SERVERS}} {{FAULTS}}
+
 # record the picture of attach's live page that the documentation shows
 picture:
     {{python}} tools/attach_picture.py

@@ -24,7 +24,7 @@ import click
 from hangwatch.cli.diagnose import wants_colour
 from hangwatch.core.diagnosis import ALARM_WORDS
 from hangwatch.errors import HangwatchError
-from hangwatch.lab.server import FAULTS
+from hangwatch.lab.faults import Fault, load, names
 
 if TYPE_CHECKING:
     from hangwatch.daemon.wiring import Watch
@@ -46,9 +46,6 @@ PATIENCE: Final = 120.0
 QUIET_FOR: Final = 20.0
 """Seconds that a fault which is no hang is watched: longer than any limit of silence."""
 
-NO_HANG: Final = frozenset({"idle", "slow", "stop-beats"})
-"""Faults upon which a good watchdog stays quiet."""
-
 Show = Callable[[str, bool], None]
 """Shows a line: what goes on now, or (``True``) what has happened."""
 
@@ -65,6 +62,7 @@ class Story:
         words: The present verdict of each server by pid.
         causes: And its cause.
         incident: The daemon's first word of an incident, or ``None``.
+        alarm_after: Seconds from the fault to that word, ``None`` if there was none.
         bundle: The daemon's word of the bundle, or ``None``.
         problem: Why the story broke off, or ``""``.
     """
@@ -74,10 +72,12 @@ class Story:
         self.words: dict[int, str] = {}
         self.causes: dict[int, str] = {}
         self.incident: Mapping[str, Any] | None = None
+        self.alarm_after: float | None = None
         self.bundle: Mapping[str, Any] | None = None
         self.problem = ""
         self._fleet = fleet
-        self._fault = fault
+        self._name = fault
+        self._fault = load(fault)
         self._show = show
         self._events: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
 
@@ -87,9 +87,11 @@ class Story:
 
     def run(self, watch: Watch) -> None:
         """Let it happen, then stop the daemon; for a thread beside the daemon's."""
+        from hangwatch.lab.launch import LabError
+
         try:
             self._happen()
-        except HangwatchError as error:
+        except (HangwatchError, LabError) as error:
             self.problem = str(error)
         finally:
             watch.stop()
@@ -105,15 +107,16 @@ class Story:
         time.sleep(BEATS_BEFORE * INTERVAL)
         self._fleet.start_fault()
         self.truth = self._fleet.truth(PATIENCE)
-        self._show(f"injected {self._fault}: {FAULTS[self._fault]}", True)
+        self._show(f"injected {self._name}: {self._fault.title}", True)
         self._show("hangwatch listens", False)
-        if self._fault in NO_HANG:
+        if not self._fault.hangs:
             self._show(f"watching for {QUIET_FOR:.0f} s", False)
             self._follow(lambda: self.incident is not None, QUIET_FOR)
             if self.incident is None:
                 return
         self._until(lambda: self.incident is not None, "raised no alarm")
         assert self.incident is not None
+        self.alarm_after = time.monotonic() - self.truth["at_monotonic"]
         stopped, watched = len(self.incident["instances"]), self.incident["watched"]
         self._show(f"noticed: {self.incident['verdict']}, {stopped} of {watched} servers", True)
         self._show("hangwatch captures", False)
@@ -156,9 +159,7 @@ class Story:
 
 
 @click.command(name="demo", short_help="Servers that really hang, caught and explained.")
-@click.argument(
-    "fault", default="blocked-call", metavar="[FAULT]", type=click.Choice(sorted(FAULTS))
-)
+@click.argument("fault", default="blocked-call", metavar="[FAULT]", type=click.Choice(names()))
 @click.option(
     "--servers",
     type=click.IntRange(1, 64),
@@ -178,9 +179,12 @@ class Story:
 def command(fault: str, servers: int, output: Path | None, keep: bool, as_json: bool) -> None:
     """Start a few servers that really hang, and watch hangwatch catch and explain it.
 
-    FAULT is what goes wrong (`hangwatch list faults`); three of them are no hang, and no alarm
-    must follow. Exit code 0: caught what was injected.
+    FAULT is what goes wrong (`hangwatch list faults`); some of them are no hang, and no alarm must
+    follow. Exit code 0: caught what was injected. Exit code 2: it cannot happen on this machine.
     """
+    injected = load(fault)
+    if reason := injected.unavailable():
+        raise click.UsageError(f"{fault} cannot happen here: {reason}")
     folder = Path(tempfile.mkdtemp(prefix="hangwatch-demo-"))
     output = output.absolute() if output is not None else folder / "bundles"
     started_at = time.monotonic()
@@ -194,13 +198,15 @@ def command(fault: str, servers: int, output: Path | None, keep: bool, as_json: 
                 _remove(folder / leftover)
             if not any(folder.iterdir()):
                 folder.rmdir()
-    caught = _caught(story, diagnosis, fault)
+    caught = _caught(story, diagnosis, injected)
     if as_json:
         result = _as_json(story, diagnosis)
+        if story.alarm_after is not None:
+            result["alarm_s"] = round(story.alarm_after, 3)
         result |= {"caught": caught, "demo_s": round(time.monotonic() - started_at, 3)}
         click.echo(json.dumps(result))
     else:
-        _print(story, diagnosis, fault)
+        _print(story, diagnosis, fault, injected)
     if keep:
         click.echo(f"the servers' logs and the daemon's own are in {folder}", err=True)
     if not caught:
@@ -257,9 +263,9 @@ def _diagnose(bundle: Path) -> Diagnosis:
     return reading.explain(reading.read_bundle(bundle))
 
 
-def _caught(story: Story, diagnosis: Diagnosis | None, fault: str) -> bool:
+def _caught(story: Story, diagnosis: Diagnosis | None, fault: Fault) -> bool:
     """Say whether the daemon said of every server what was true of it."""
-    if fault in NO_HANG:
+    if not fault.hangs:
         return story.incident is None and not ALARM_WORDS & set(story.words.values())
     if diagnosis is None or diagnosis.verdict not in ALARM_WORDS:
         return False
@@ -293,11 +299,11 @@ def _as_json(story: Story, diagnosis: Diagnosis | None) -> dict[str, Any]:
     return {**report, **story.bundle.get("summary", {}), "schema": "hangwatch.demo/1", **result}
 
 
-def _print(story: Story, diagnosis: Diagnosis | None, fault: str) -> None:
+def _print(story: Story, diagnosis: Diagnosis | None, name: str, fault: Fault) -> None:
     if diagnosis is None:
         said = {f"{word} ({story.causes[pid]})" for pid, word in story.words.items()}
         click.echo(
-            f"{fault}: {FAULTS[fault]}.\n"
+            f"{name}: {fault.title}.\n"
             f"No alarm in {QUIET_FOR:.0f} s of it. "
             f"All {len(story.words)} servers are: {', '.join(sorted(said))}."
         )
@@ -305,6 +311,11 @@ def _print(story: Story, diagnosis: Diagnosis | None, fault: str) -> None:
     from hangwatch.renderers import terminal
 
     assert story.bundle is not None
+    click.echo(
+        f"{name}: {fault.title}.\n"
+        f"hangwatch says {diagnosis.verdict} ({diagnosis.cause}); "
+        f"right would be {' or '.join(fault.causes)}.\n"
+    )
     page = terminal.page(diagnosis, colour=wants_colour(), brief=True)
     click.echo(page.rstrip(), color=True)
     click.echo(f"\nThe rest: {_ourselves()} report {story.bundle['bundle']}")

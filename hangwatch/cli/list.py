@@ -38,9 +38,14 @@ def _renderers() -> dict[str, str]:
 
 
 def _faults() -> dict[str, str]:
-    from hangwatch.lab.server import FAULTS
+    from hangwatch.lab.faults import everything
 
-    return dict(FAULTS)
+    return {
+        name: fault.title
+        + (f"; needs {fault.needs}" if fault.needs else "")
+        + (f"; not here: {reason}" if (reason := fault.unavailable()) else "")
+        for name, fault in everything().items()
+    }
 
 
 KINDS: dict[str, Callable[[], dict[str, str]]] = {

@@ -25,9 +25,16 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
-    from hangwatch.lab import server as lab
+    from hangwatch.lab import faults
+    from hangwatch.lab.faults._process import die_with_parent, set_title
 else:  # run by path
-    import server as lab  # type: ignore[import-not-found,no-redef]
+    import faults  # type: ignore[import-not-found,no-redef]
+    from faults._process import (  # type: ignore[import-not-found,no-redef]
+        die_with_parent,
+        set_title,
+    )
+
+SERVER = Path(__file__).resolve().parent / "server.py"
 
 START_LIMIT = 60.0
 """Seconds; sixteen interpreters start at once on a machine that may be busy."""
@@ -68,9 +75,7 @@ class Fleet:
         if options.fault and number < self.faulty:
             arguments += ["--fault", options.fault, "--truth", str(self._note(number, "truth"))]
             arguments += ["--lasts", str(options.lasts)] if options.lasts else []
-        return subprocess.Popen(
-            [sys.executable, lab.__file__, *arguments], stdin=subprocess.DEVNULL
-        )
+        return subprocess.Popen([sys.executable, str(SERVER), *arguments], stdin=subprocess.DEVNULL)
 
     @property
     def faulty(self) -> int:
@@ -130,13 +135,13 @@ class Fleet:
             process.send_signal(signal.SIGUSR2)
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, or until the last server ended."""
+        """Serve until SIGTERM or SIGINT; a raylet outlives its workers."""
         signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "due_at", 0.0))
         say(self.wait_ready())
         if self.options.after is not None:
             self.due_at = time.monotonic() + self.options.after
         told = not self.options.fault
-        while not self.stopping and any(process.poll() is None for process in self.processes):
+        while not self.stopping:
             if time.monotonic() >= self.due_at:
                 self.start_fault()
             if not told and (truth := self.truth()):
@@ -167,7 +172,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--server-name", default="127.0.0.1", metavar="ADDRESS")
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between heartbeats")
     parser.add_argument("--threads", type=int, default=2, help="idle threads in each process")
-    parser.add_argument("--fault", choices=sorted(lab.FAULTS))
+    parser.add_argument("--fault", choices=faults.names())
     parser.add_argument("--after", type=float, help="seconds from ready to the fault")
     parser.add_argument("--lasts", type=float, help="seconds until the fault ends by itself")
     parser.add_argument("--die-with-parent", action="store_true")
@@ -177,8 +182,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Run the fleet."""
     options = parse_arguments(sys.argv[1:])
+    if options.fault and (reason := faults.load(options.fault).unavailable()):
+        sys.exit(f"{options.fault} cannot happen here: {reason}")
     if options.die_with_parent:
-        lab.die_with_parent(os.getppid())
+        die_with_parent(os.getppid())
     fleet = Fleet(options)
 
     def stop(*_: object) -> None:
@@ -189,7 +196,7 @@ def main() -> None:
     folder, name = fleet.folder, fleet.session
     # Cut where our own command line is shorter; what may be cut stands last.
     title = f"raylet --session-dir={name} --temp-dir={folder}"
-    lab.set_title(title, "raylet")
+    set_title(title, "raylet")
     try:
         fleet.run()
     except TimeoutError as error:

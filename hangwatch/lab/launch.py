@@ -1,4 +1,4 @@
-"""Starts laboratory servers and fleets, for the demo and for tests.
+"""Starts laboratory servers, fleets and bare processes, for the demo and for tests.
 
 What is started dies with the thread that started it, so start it from one that lives on.
 """
@@ -120,6 +120,45 @@ class Server(_Ended):
         self.process.wait(LIMIT)
 
 
+class Bare(_Ended):
+    """A bare process with a fault.
+
+    Attributes:
+        pid: Of the process.
+    """
+
+    def __init__(self, fault: str, *arguments: str, python: str = sys.executable) -> None:
+        """Start it; return before it works.
+
+        Args:
+            fault: Its name.
+            arguments: Further options of ``lab/bare.py``.
+            python: Interpreter to run it under.
+        """
+        self.process = subprocess.Popen(
+            [python, str(LAB / "bare.py"), fault, "--die-with-parent", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        self.pid = self.process.pid
+        self._said = _Said(self.process)
+
+    def truth(self) -> dict[str, Any]:
+        """Return what was injected and when, as soon as it is.
+
+        Raises:
+            LabError: It has not begun in time.
+        """
+        self._said.next("ready", LIMIT)
+        return self._said.next("truth", LIMIT)
+
+    def stop(self) -> None:
+        """End it, whatever state it is in."""
+        self.process.kill()
+        self.process.wait(LIMIT)
+        self._said.close()
+
+
 class Fleet(_Ended):
     """A fleet process and its servers.
 
@@ -148,9 +187,7 @@ class Fleet(_Ended):
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        assert self.process.stdout is not None
-        self._lines = self.process.stdout
-        self._unread = b""
+        self._said = _Said(self.process)
         self.pid = self.process.pid
         self.servers: Sequence[dict[str, Any]] = ()
         self.logs = ""
@@ -161,7 +198,7 @@ class Fleet(_Ended):
         Raises:
             LabError: They do not in time.
         """
-        note = self._read("ready", limit)
+        note = self._said.next("ready", limit)
         self.servers, self.logs = note["servers"], note["logs"]
 
     def start_fault(self) -> None:
@@ -174,23 +211,7 @@ class Fleet(_Ended):
         Raises:
             LabError: It has not begun in time.
         """
-        return self._read("truth", limit)
-
-    def _read(self, kind: str, limit: float) -> dict[str, Any]:
-        deadline = time.monotonic() + limit
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._lines], [], [], left)[0]:
-                raise LabError(f"the fleet said nothing for {limit:.0f} s")
-            block = os.read(self._lines.fileno(), 1 << 16)
-            if not block:
-                raise LabError("the fleet ended")
-            self._unread += block
-        line, _, self._unread = self._unread.partition(b"\n")
-        note: dict[str, Any] = json.loads(line)
-        if note["kind"] != kind:
-            raise LabError(f"expected {kind}, the fleet said {note['kind']}")
-        return note
+        return self._said.next("truth", limit)
 
     def stop(self) -> None:
         """End it with its servers, whatever state they are in."""
@@ -200,6 +221,40 @@ class Fleet(_Ended):
         except subprocess.TimeoutExpired:
             self.process.kill()  # its servers die with it
             self.process.wait(LIMIT)
+        self._said.close()
+
+
+class _Said:
+    """The JSON lines that a process prints."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._lines = process.stdout
+        self._unread = b""
+
+    def next(self, kind: str, limit: float) -> dict[str, Any]:
+        """Return the next line, which is to be of that kind.
+
+        Raises:
+            LabError: It is not, or it did not come within *limit* seconds.
+        """
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._lines], [], [], left)[0]:
+                raise LabError(f"it said nothing for {limit:.0f} s")
+            block = os.read(self._lines.fileno(), 1 << 16)
+            if not block:
+                raise LabError("it ended")
+            self._unread += block
+        line, _, self._unread = self._unread.partition(b"\n")
+        note: dict[str, Any] = json.loads(line)
+        if note["kind"] != kind:
+            raise LabError(f"expected {kind}, it said {note['kind']}")
+        return note
+
+    def close(self) -> None:
+        """Listen no more."""
         self._lines.close()
 
 

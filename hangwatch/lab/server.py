@@ -7,14 +7,15 @@ Run it by path, under any Python from 3.10 on::
 It has LMDeploy's two processes, each with an event loop of its own, so that one answers while the
 other hangs:
 
-- the *API server* (the parent) talks HTTP, counts tokens, prints the heartbeat, watches the
-  engine's health, and has clients inside it that keep requests in flight;
-- the *engine* (a child, ``ZMQMPEngine`` by name) schedules batches and runs the model, which is a
-  sleep here. A socket pair carries the calls between them, without a time-out, as upstream.
+- the *API server* (the parent, this file) talks HTTP, counts tokens, prints the heartbeat, watches
+  the engine's health, and has clients inside it that keep requests in flight;
+- the *engine* (a child, ``ZMQMPEngine`` by name, ``engine.py``) schedules batches and runs the
+  model. A socket pair carries the calls between them, without a time-out, as upstream.
 
 Heartbeats, health messages and metric names are those of LMDeploy 0.12.3 and later; the health
-monitor's times are upstream's, scaled by ``--interval`` over 10 seconds. A fault begins
-``--after`` seconds after the server is ready, or upon SIGUSR2; the instant goes to ``--truth``.
+monitor's times are upstream's, scaled by ``--interval`` over 10 seconds. A fault (``faults/``)
+begins ``--after`` seconds after the server is ready, or upon SIGUSR2; the instant goes to
+``--truth``.
 
 It imports nothing but the standard library and listens on loopback unless told otherwise.
 """
@@ -24,364 +25,41 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import itertools
 import json
 import multiprocessing
 import os
-import queue
 import random
 import re
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-ENGINE_FAULTS = {
-    "blocked-call": "the engine's loop is blocked in a call that never returns",
-    "await-never": "the model's forward is awaited and never completes; the loop lives",
-    "spin": "the engine's loop burns CPU in one step and never gets back to its other tasks",
-    "slow": "the engine produces a tenth of its tokens",
-    "engine-exit": "the engine process ends, the API server stays",
-    "sigstop-self": "both processes are stopped by SIGSTOP",
-}
-SERVER_FAULTS = {
-    "idle": "the clients stop asking; what is in flight is finished",
-    "stop-beats": "the heartbeat task dies of an error that nobody logs; all else goes on",
-    "exit": "the API server ends, and the engine with it",
-}
-FAULTS = {**ENGINE_FAULTS, **SERVER_FAULTS}
+if __package__:
+    from hangwatch.lab import faults
+    from hangwatch.lab.engine import STEPS_PER_INTERVAL, engine_main, idle_threads
+    from hangwatch.lab.faults._process import die_with_parent, set_title
+else:  # run by path
+    import faults  # type: ignore[import-not-found,no-redef]
+    from engine import (  # type: ignore[import-not-found,no-redef]
+        STEPS_PER_INTERVAL,
+        engine_main,
+        idle_threads,
+    )
+    from faults._process import (  # type: ignore[import-not-found,no-redef]
+        die_with_parent,
+        set_title,
+    )
+
+IN_SERVER = (faults.SERVER, faults.CLIENTS, faults.LOG)
 
 CLIENTS = 8
 """Requests in flight."""
-
-BATCH = 6
-"""Requests that run at once; the others wait in the engine."""
-
-STEPS_PER_INTERVAL = 8
-TOKENS_PER_STEP = 10
-
-PR_SET_PDEATHSIG = 1
-
-
-# --- what both processes need -------------------------------------------------------------------
-
-
-def set_title(title: str, comm: str) -> None:
-    """Overwrite our command line, as setproctitle does, and the name of the calling thread.
-
-    A title longer than the command line that we were started with is cut to it.
-    """
-    # Fields 48 and 49 of proc(5): where the kernel reads /proc/PID/cmdline from.
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
-    if title and end > start:
-        text = title.encode()[: end - start - 1]
-        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-    Path("/proc/self/comm").write_text(comm[:15])
-
-
-def die_with_parent(parent: int) -> None:
-    """End when the parent does, whatever state we are in by then."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def idle_threads(count: int) -> None:
-    """Start threads that wait for work which never comes, as executors' threads do."""
-    jobs: queue.Queue[Any] = queue.Queue()
-
-    def worker() -> None:
-        while True:
-            jobs.get(block=True)()
-
-    for number in range(count):
-        threading.Thread(target=worker, name=f"asyncio_{number}", daemon=True).start()
-
-
-def write_whole(path: str, data: Mapping[str, Any]) -> None:
-    """Write a JSON file that is never seen half-written."""
-    partial = Path(f"{path}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(data) + "\n")
-    partial.replace(path)
-
-
-class Fault:
-    """When the fault begins and ends, in one process."""
-
-    def __init__(self, name: str | None, truth: str | None, lasts: float | None) -> None:
-        self.name = name
-        self.begun = False
-        self.lasts = lasts
-        self._truth = truth
-        self._at = float("inf")
-
-    def arm(self, at: float) -> None:
-        """Let it begin at the instant *at*."""
-        self._at = min(self._at, at)
-
-    def due(self, name: str) -> bool:
-        """Whether it is this fault's time, and its time is not over."""
-        now = time.monotonic()
-        return self.name == name and self._at <= now < self._at + (self.lasts or float("inf"))
-
-    def left(self) -> float:
-        """Seconds until it begins; never negative, infinite once it has begun."""
-        return float("inf") if self.begun else max(0.0, self._at - time.monotonic())
-
-    def begin(self, frame: str = "") -> None:
-        """Write the truth, the first time; *frame* is the function that hangs."""
-        if self.begun:
-            return
-        self.begun = True
-        now, wall = time.monotonic(), datetime.now().astimezone()
-        if self._truth:
-            write_whole(
-                self._truth,
-                {
-                    "fault": self.name,
-                    "at_monotonic": now,
-                    "at_wall": wall.isoformat(),
-                    "pid": os.getpid(),
-                    "frame": frame,
-                },
-            )
-
-
-# --- the engine process -------------------------------------------------------------------------
-
-
-class SharedStore:
-    """A client of a store that all engines share; a call waits for the answer, however long."""
-
-    def __init__(self) -> None:
-        self._ours, self._theirs = socket.socketpair()
-
-    def get(self, lasts: float | None) -> bytes:
-        """Return what the store answers; it answers nothing in the laboratory."""
-        self._ours.settimeout(lasts)
-        try:
-            return self._ours.recv(4096)
-        except TimeoutError:
-            return b""
-
-
-class Sequence:
-    """One request in the engine: how many tokens it brings and how many steps it takes."""
-
-    def __init__(self, request: int, prompt: int, steps: int) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.steps = steps
-
-
-class ModelAgent:
-    """Runs batches one after another, in a task of its own."""
-
-    def __init__(self, step: float, fault: Fault) -> None:
-        self.step = step
-        self._fault = fault
-        self._in_que: asyncio.Queue[list[Sequence]] = asyncio.Queue()
-        self._out_que: asyncio.Queue[list[Sequence]] = asyncio.Queue()
-
-    async def async_loop(self) -> None:
-        """Take a batch, run it, put its outputs."""
-        while True:
-            batch = await self._in_que.get()
-            await self._out_que.put(await self.forward_async(batch))
-
-    async def forward_async(self, batch: list[Sequence]) -> list[Sequence]:
-        """Run one batch; here that is a sleep, cut short where a fault is to begin."""
-        await asyncio.sleep(min(self.step, self._fault.left()))
-        if self._fault.due("await-never"):
-            self._fault.begin("ModelAgent.wait_for_event")
-            await self.wait_for_event()
-        return batch
-
-    async def wait_for_event(self) -> None:
-        """Wait for the device to be done; it never is."""
-        event = asyncio.Event()
-        while self._fault.due("await-never") and not event.is_set():
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(event.wait(), None if not self._fault.lasts else 0.1)
-
-    async def get_output_async(self) -> list[Sequence]:
-        """Return the outputs of the batch that is done next."""
-        return await self._out_que.get()
-
-    def put(self, batch: list[Sequence]) -> None:
-        """Hand a batch over."""
-        self._in_que.put_nowait(batch)
-
-
-class Scheduler:
-    """Counts the batches that were handed out; its tick is what upstream's monitor looks at."""
-
-    def __init__(self) -> None:
-        self.scheduler_tick = 0
-
-
-class RunableEvent:
-    """Says that there is something to run; upstream's wraps an event, too."""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-
-
-class EngineLoop:
-    """Schedules requests into batches; answers calls of the API server between its steps."""
-
-    def __init__(self, options: argparse.Namespace, connection: socket.socket) -> None:
-        self.fault = Fault(options.fault, options.truth, options.lasts)
-        self.agent = ModelAgent(options.interval / STEPS_PER_INTERVAL, self.fault)
-        self.store = SharedStore()
-        self.scheduler = Scheduler()
-        self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []
-        self.has_runable_event = RunableEvent()
-        self.resp_queue: asyncio.Queue[list[tuple[int, int, int, bool]]] = asyncio.Queue()
-        self._connection = connection
-        self._writer: asyncio.StreamWriter | None = None
-
-    async def run(self) -> None:
-        """Serve until the API server is gone."""
-        reader, self._writer = await asyncio.open_connection(sock=self._connection)
-        tasks = [
-            asyncio.create_task(self.main_loop(), name="EngineMainLoop"),
-            asyncio.create_task(self.send_response_loop(), name="MainLoopSendResponse"),
-            asyncio.create_task(self.agent.async_loop(), name="ModelAgentLoop"),
-        ]
-        await self.preprocess_message_loop(reader)
-        for task in tasks:
-            task.cancel()
-
-    async def preprocess_message_loop(self, reader: asyncio.StreamReader) -> None:
-        """Take the calls of the API server."""
-        while True:
-            line = await reader.readline()
-            if not line:
-                return
-            call = json.loads(line)
-            result = getattr(self, "on_" + call["method"])(*call["arguments"])
-            if "id" in call:
-                self._send({"id": call["id"], "result": result})
-
-    async def send_response_loop(self) -> None:
-        """Send the outputs of each step."""
-        while True:
-            self._send({"outputs": await self.resp_queue.get()})
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        assert self._writer is not None
-        self._writer.write(json.dumps(message).encode() + b"\n")
-
-    def on_add_request(self, request: int, prompt: int, steps: int) -> None:
-        """Queue a request."""
-        self.waiting.append(Sequence(request, prompt, steps))
-        self.has_runable_event.event.set()
-
-    def on_get_schedule_metrics(self) -> dict[str, float]:
-        """Return what the scheduler knows."""
-        return {
-            "running": len(self.running),
-            "waiting": len(self.waiting),
-            "scheduler_tick": self.scheduler.scheduler_tick,
-            "gpu_cache_usage": 0.05 + 0.11 * len(self.running),
-        }
-
-    def on_arm(self, at: float) -> None:
-        """Let the fault begin at the instant *at*."""
-        self.fault.arm(at)
-
-    async def main_loop(self) -> None:
-        """Run one batch after another while there are requests."""
-        while True:
-            if not self.running and not self.waiting:
-                self.has_runable_event.event.clear()
-                await self.has_runable_event.event.wait()
-            self._try_send_next_inputs()
-            await self._main_loop_get_outputs()
-
-    def _try_send_next_inputs(self) -> None:
-        while self.waiting and len(self.running) < BATCH:
-            self.running.append(self.waiting.pop(0))
-        self.scheduler.scheduler_tick += 1
-        self.agent.put(list(self.running))
-
-    async def _main_loop_get_outputs(self) -> None:
-        batch = await self.agent.get_output_async()
-        self._update_running(batch)
-
-    def _update_running(self, batch: list[Sequence]) -> None:
-        tokens = TOKENS_PER_STEP
-        if self.fault.due("slow"):
-            self.fault.begin()
-            tokens //= 10
-        outputs = []
-        for sequence in batch:
-            sequence.steps -= 1
-            outputs.append((sequence.request, sequence.prompt, tokens, sequence.steps <= 0))
-            sequence.prompt = 0
-        self._get_extra_outputs()
-        self.running = [sequence for sequence in self.running if sequence.steps > 0]
-        self.resp_queue.put_nowait(outputs)
-
-    def _get_extra_outputs(self) -> None:
-        """Fetch what the shared store has for the finished sequences; faults begin here."""
-        if self.fault.due("blocked-call"):
-            self._blocked_in_shared_store_get()
-        elif self.fault.due("spin"):
-            self._spin_in_prepare_inputs()
-        elif self.fault.due("engine-exit"):
-            self.fault.begin()
-            os._exit(1)
-        elif self.fault.due("sigstop-self") and not self.fault.begun:
-            self.fault.begin()
-            os.kill(os.getppid(), signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    def _blocked_in_shared_store_get(self) -> None:
-        self.fault.begin("SharedStore.get")
-        self.store.get(self.fault.lasts)
-
-    def _spin_in_prepare_inputs(self) -> None:
-        self.fault.begin("EngineLoop._spin_in_prepare_inputs")
-        while self.fault.due("spin"):
-            sum(block * block for block in range(10_000))
-
-
-def engine_main(options: argparse.Namespace, connection: socket.socket, parent: int) -> None:
-    """Run the engine; the entry point of the second process."""
-    die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    set_title(
-        "ray::RayEngineWorker.get_schedule_metrics" if options.ray_logs else "", "ZMQMPEngine"
-    )
-    idle_threads(options.threads)
-
-    async def run() -> None:
-        await EngineLoop(options, connection).run()
-
-    if not options.ray_logs:
-        asyncio.run(run())
-        return
-    # Under Ray the code of an async actor runs in a thread of this name, never in MainThread.
-    set_title("", "ray::RayEngineW")
-    thread = threading.Thread(
-        target=asyncio.run, args=(run(),), name="AsyncIO Thread: default", daemon=True
-    )
-    thread.start()
-    thread.join()
-
-
-# --- the API server -----------------------------------------------------------------------------
 
 
 class EngineClient:
@@ -443,9 +121,10 @@ class EngineClient:
 class AsyncEngine:
     """Requests on their way through the server, and the engine's progress as seen from here."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: Any) -> None:
         self.client = client
         self.total = self.succeeded = self.routed = 0
+        self.sleeping = False
         self.updates: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         self._ids = itertools.count()
         self._last_tick: int | None = None
@@ -474,9 +153,13 @@ class AsyncEngine:
 
     async def health_probe(self, unhealthy_after: float) -> tuple[str, str]:
         """Say how the engine fares, in upstream's words."""
+        if self.sleeping:
+            return "sleeping", "Engine is sleeping."
         if not self.client.alive():
             return "unhealthy", "PyTorch ZMQ engine process is not alive."
         metrics = await self.get_schedule_metrics()
+        if metrics["stopped"]:
+            return "unhealthy", f"PyTorch engine loop task has stopped: {metrics['stopped']}."
         now = time.monotonic()
         if metrics["scheduler_tick"] != self._last_tick:
             self._last_tick, self._last_tick_at = metrics["scheduler_tick"], now
@@ -488,6 +171,31 @@ class AsyncEngine:
         if still > unhealthy_after:
             return "unhealthy", f"Backend scheduler_tick has not advanced for {still:.1f}s."
         return "healthy", "Engine is healthy."
+
+
+class Clients:
+    """Ask for completions, one after another, as rollout workers do.
+
+    Prompts are short: a heartbeat far below the median would say that the engine stopped before it.
+
+    Attributes:
+        asking: Whether they do.
+    """
+
+    def __init__(self, engine: AsyncEngine, step: float) -> None:
+        self.asking = asyncio.Event()
+        self.asking.set()
+        self._engine = engine
+        self._step = step
+        self._random = random.Random(os.getpid())
+
+    async def run(self, number: int, answered: Callable[[int], None]) -> None:
+        """Be one of them; *answered* is called with *number* after each answer."""
+        await asyncio.sleep(self._step * number)
+        while True:
+            await self.asking.wait()
+            await self._engine.generate(self._random.randint(8, 32), self._random.randint(16, 48))
+            answered(number)
 
 
 class EngineHealthMonitor:
@@ -534,6 +242,7 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self._model = model
+        self.file: IO[str] | None = None
         self.prompt_tokens = self.generation_tokens = 0
         self._interval_prompt = self._interval_generation = 0
         self._last_log_at = time.monotonic()
@@ -576,6 +285,7 @@ class Metrics:
             f"Engine (running/waiting): "
             f"{self._schedule['running']} / {self._schedule['waiting']}, "
             f"KV cache: {self._schedule['gpu_cache_usage'] * 100:.1f}%, ",
+            file=self.file,
             flush=True,
         )
 
@@ -638,14 +348,19 @@ class Metrics:
 class ApiServer:
     """HTTP, heartbeat, clients: everything on the loop of the main thread."""
 
-    def __init__(self, options: argparse.Namespace, client: EngineClient) -> None:
+    def __init__(
+        self, options: argparse.Namespace, client: EngineClient, scene: faults.Scene
+    ) -> None:
         self.options = options
-        self.fault = Fault(options.fault, options.truth, options.lasts)
+        self.scene = scene
+        self.step = options.interval / STEPS_PER_INTERVAL
         self.engine = AsyncEngine(client)
+        self.clients = Clients(self.engine, self.step)
+        self.heartbeat: asyncio.Task[None] | None = None
         self.metrics = Metrics(options.words[2] if len(options.words) > 2 else "demo-model")
         self.monitor = EngineHealthMonitor(self.engine, options.interval / 10.0)
-        self._random = random.Random(os.getpid())
         self._shutdown = asyncio.Event()
+        scene.server, scene.clients = self, self.clients
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -653,9 +368,7 @@ class ApiServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._shutdown.set)
         # A step's delay lets the batch that runs now end on time, so that a fleet freezes at once.
-        loop.add_signal_handler(
-            signal.SIGUSR2, self.arm, self.options.interval / STEPS_PER_INTERVAL
-        )
+        loop.add_signal_handler(signal.SIGUSR2, self.arm, self.step)
         print(f"INFO:     Started server process [{os.getpid()}]", file=sys.stderr, flush=True)
         tasks = [asyncio.create_task(self.engine.client.listen())]
         await self.engine_starts()
@@ -670,11 +383,15 @@ class ApiServer:
                 " usage!!!",
                 flush=True,
             )
+        self.heartbeat = asyncio.create_task(self._force_log())
         tasks += [
+            self.heartbeat,
             asyncio.create_task(self.monitor.run(), name="EngineHealthMonitor"),
             asyncio.create_task(self.metrics.run_metrics_handler(self.engine.updates)),
-            asyncio.create_task(self._force_log()),
-            *(asyncio.create_task(self.client(number)) for number in range(CLIENTS)),
+            *(
+                asyncio.create_task(self.clients.run(number, self.answered))
+                for number in range(CLIENTS)
+            ),
         ]
         print("INFO:     Application startup complete.", file=sys.stderr, flush=True)
         print(
@@ -683,7 +400,7 @@ class ApiServer:
             flush=True,
         )
         if self.options.ready:
-            write_whole(
+            faults.write_whole(
                 self.options.ready,
                 {"pid": os.getpid(), "engine_pid": self.engine.client.pid, "url": url},
             )
@@ -704,41 +421,27 @@ class ApiServer:
 
     def arm(self, seconds: float) -> None:
         """Let the fault begin *seconds* from now, in whichever process it belongs to."""
-        if self.options.fault in SERVER_FAULTS:
-            self.fault.arm(time.monotonic() + seconds)
-            asyncio.get_running_loop().call_later(seconds, self.begin)
+        if self.scene.fault is not None:
+            self.scene.arm(time.monotonic() + seconds)
+            asyncio.get_running_loop().call_later(seconds, self.scene.fault.strike, self.scene)
         elif self.options.fault:
             self.engine.client.tell("arm", time.monotonic() + seconds)
-
-    def begin(self) -> None:
-        """Begin a fault of the API server."""
-        self.fault.begin()
-        if self.options.fault == "exit":
-            os._exit(1)
 
     async def _force_log(self) -> None:
         while True:
             await asyncio.sleep(self.options.interval)
             schedule = await self.engine.get_schedule_metrics()
             self.metrics.update_schedule_stats(schedule, self.engine)
-            if self.fault.due("stop-beats"):
-                raise OSError(28, "No space left on device")
             self.metrics.log()
 
-    async def client(self, number: int) -> None:
-        """Ask for completions, one after another, as a rollout worker does.
+    def sleep(self, level: int) -> None:
+        """Go to sleep, as if asked to by the trainer."""
+        self.engine.sleeping = True
+        self.access("127.0.0.1", 40_100, f"POST /sleep?level={level}", "200 OK")
 
-        Prompts are short: a heartbeat far below the median would say that the engine stopped
-        before it.
-        """
-        step = self.options.interval / STEPS_PER_INTERVAL
-        await asyncio.sleep(step * number)
-        while True:
-            if self.fault.due("idle"):
-                await asyncio.sleep(step)
-                continue
-            await self.engine.generate(self._random.randint(8, 32), self._random.randint(16, 48))
-            self.access("127.0.0.1", 40_000 + number, "POST /v1/chat/completions", "200 OK")
+    def answered(self, number: int) -> None:
+        """Log that a client has got its answer."""
+        self.access("127.0.0.1", 40_000 + number, "POST /v1/chat/completions", "200 OK")
 
     def access(self, host: str, port: int, request: str, status: str) -> None:
         """Print a line of uvicorn's access log."""
@@ -790,7 +493,11 @@ class ApiServer:
         if path == "/metrics":
             return "200 OK", "text/plain; version=0.0.4; charset=utf-8", self.metrics.text()
         if path == "/is_sleeping":
-            return "200 OK", json_type, '{"is_sleeping":false}'
+            return (
+                "200 OK",
+                json_type,
+                json.dumps({"is_sleeping": self.engine.sleeping}, separators=(",", ":")),
+            )
         return "404 Not Found", json_type, '{"detail":"Not Found"}'
 
 
@@ -815,7 +522,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between heartbeats")
     parser.add_argument("--load", type=float, default=0.0, help="seconds before it serves")
     parser.add_argument("--threads", type=int, default=2, help="idle threads in each process")
-    parser.add_argument("--fault", choices=sorted(FAULTS), help="what goes wrong")
+    parser.add_argument("--fault", choices=faults.names(), help="what goes wrong")
     parser.add_argument("--after", type=float, help="seconds from ready to the fault")
     parser.add_argument("--lasts", type=float, help="seconds until the fault ends by itself")
     parser.add_argument("--truth", metavar="FILE", help="where the instant of the fault is written")
@@ -832,6 +539,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Start the engine, then serve."""
     options = parse_arguments(sys.argv[1:])
+    if options.fault and (reason := faults.load(options.fault).unavailable()):
+        sys.exit(f"{options.fault} cannot happen here: {reason}")
     if options.die_with_parent:
         die_with_parent(os.getppid())
     if options.ray_logs:
@@ -849,8 +558,11 @@ def main() -> None:
         set_title(options.title, Path("/proc/self/comm").read_text().strip())
     idle_threads(options.threads)
 
+    scene = faults.Scene(options.fault, IN_SERVER, options.truth, options.lasts)
+    scene.prepare()
+
     async def run() -> None:
-        await ApiServer(options, EngineClient(process, ours)).run()
+        await ApiServer(options, EngineClient(process, ours), scene).run()
 
     try:
         asyncio.run(run())

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from hangwatch.lab import server
+from hangwatch.lab import faults
+from hangwatch.lab.faults import await_never
 
 INTERVAL = 1.0
 
@@ -67,7 +68,7 @@ def test_eight_servers_that_freeze_are_caught_and_explained(tmp_path):
     assert earliest <= first <= last <= latest + late
     assert latest - earliest <= timedelta(seconds=INTERVAL) + late
     assert result["truth"]["frame"] in result["culprit"]["frame"]
-    assert "EngineLoop._blocked_in_shared_store_get" in report
+    assert "SharedStore.get (faults/blocked_call.py:" in report
     assert [bundle] == written
     engines = {re.search(r"processes/engine-(\d+)/threads.json", name) for name in names} - {None}
     assert {server["pid"] for server in result["truth"]["servers"]} == {
@@ -80,8 +81,8 @@ def test_eight_servers_that_freeze_are_caught_and_explained(tmp_path):
 
 @pytest.mark.needs_ptrace
 def test_an_await_that_never_completes_is_named_with_its_line(tmp_path):
-    source = Path(server.__file__).read_text().splitlines()
-    line = next(i for i, text in enumerate(source, start=1) if "await asyncio.wait_for(ev" in text)
+    source = Path(await_never.__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(source, start=1) if "await event.wait()" in text)
 
     done = demo(tmp_path, "await-never", "--servers", "2", "--json")
     assert 0 == done.returncode, done.stderr
@@ -90,7 +91,7 @@ def test_an_await_that_never_completes_is_named_with_its_line(tmp_path):
 
     assert ("hung", "await-never-completes") == (result["verdict"], result["cause"])
     assert "ModelAgent.wait_for_event" == result["truth"]["frame"] == result["culprit"]["frame"]
-    assert f"ModelAgent.wait_for_event (lab/server.py:{line})" in finding["sentence"]
+    assert f"ModelAgent.wait_for_event (faults/await_never.py:{line})" in finding["sentence"]
     assert "task ModelAgentLoop" in finding["sentence"]
     assert "an event that nobody sets" in finding["sentence"]
     with tarfile.open(result["bundle"]) as archive:
@@ -107,7 +108,7 @@ def test_idle_servers_raise_no_alarm(tmp_path):
     told = [line[9:] for line in done.stderr.splitlines()]
     assert [
         "3 servers print heartbeats and have work",
-        f"injected idle: {server.FAULTS['idle']}",
+        f"injected idle: {faults.load('idle').title}",
     ] == told
     assert "No alarm in 20 s of it. All 3 servers are: idle (not-a-hang:idle)." in done.stdout
     assert [] == list((tmp_path / "bundles").iterdir())

@@ -40,9 +40,9 @@ def rescue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("app")
+    folder = tmp_path_factory.mktemp("app") / "lab"
+    shutil.copytree(LAB, folder)
     folder.chmod(0o755)
-    shutil.copy(LAB / "server.py", folder)
     return folder
 
 
@@ -102,4 +102,4 @@ def test_a_hang_in_a_bare_container_is_explained_outside(
     assert "hung" == found["verdict"]
     # 3.10 keeps no qualified names.
     name = named if prefix.name >= "3.11" else named.rpartition(".")[2]
-    assert f"{name} (app/server.py:" in json.dumps(found["findings"])
+    assert f"{name} (faults/{fault.replace('-', '_')}.py:" in json.dumps(found["findings"])
