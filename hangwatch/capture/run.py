@@ -15,6 +15,7 @@ workers' business.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import tempfile
@@ -260,14 +261,25 @@ class _Capture:
     def _is_held(self, step: Step) -> bool:
         """Say whether a step would read memory before the states of the threads are known.
 
-        One that leaves its target broken waits until there is nothing left to read.
+        Nobody can attach to a process that another step of ours is attached to. One that leaves
+        its target broken waits until there is nothing left to read.
         """
+        if step.attaches and self._is_attached_before(step):
+            return True
         if step.harms:
             return any(other.id not in self._evidence for other in self._steps if not other.harms)
         if step.rung < 4 or step.target is None:
             return False
         look = f"kernel/{step.target.process}/{step.sample}"
         return look in self._planned and look not in self._evidence
+
+    def _is_attached_before(self, step: Step) -> bool:
+        """Say whether a step that attaches to the same process stands earlier in the plan."""
+        earlier = itertools.takewhile(lambda other: other.id != step.id, self._steps)
+        return any(
+            other.attaches and other.target == step.target and other.id not in self._evidence
+            for other in earlier
+        )
 
     def _ended(self, step: Step, evidence: Evidence) -> None:
         if step.id == census.STEP.id:
@@ -353,7 +365,8 @@ class _Capture:
         """Leave out the steps that the verdict forbids; the other gates are looked at later."""
         allowed = []
         for step in steps:
-            if Gate.HUNG in step.gates and verdict != Hung.word:
+            whatever = step.options.get("any_verdict") == "yes"
+            if Gate.HUNG in step.gates and verdict != Hung.word and not whatever:
                 message = f"only for a verdict of {Hung.word}; it is {verdict or 'not known'}"
                 self._refused(step, message, phase=Phase.LATER)
             else:

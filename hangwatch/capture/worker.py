@@ -88,7 +88,7 @@ def _attach(
 def _limit(memory: int) -> None:
     for what, bytes_ in (
         (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_DATA, min(memory, MAX_DATA)),
+        (resource.RLIMIT_DATA, max(MAX_DATA, memory // 4)),
         (resource.RLIMIT_FSIZE, 2 * QUOTA),
         (resource.RLIMIT_CORE, 0),
     ):

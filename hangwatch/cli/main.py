@@ -19,6 +19,7 @@ VERBS = {
     "diagnose": "hangwatch.cli.diagnose",
     "report": "hangwatch.cli.report",
     "list": "hangwatch.cli.list",
+    "env": "hangwatch.cli.env",
     "lease": "hangwatch.cli.lease",
     "demo": "hangwatch.cli.demo",
 }

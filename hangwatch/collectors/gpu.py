@@ -42,6 +42,9 @@ INTERVAL: Final = 0.5
 
 MAX_READINGS: Final = 10
 
+RECENT: Final = 2.0
+"""Seconds over which the share of each process is taken."""
+
 _NOT_AVAILABLE: Final = "[N/A]"
 
 
@@ -167,9 +170,10 @@ def _processes(driver: _Driver, gpus: Iterable[_Gpu], step: Step, room: Room) ->
 
 def _users(driver: _Driver, gpu: _Gpu) -> Iterator[dict[str, Any]]:
     minor = driver.answer("nvmlDeviceGetMinorNumber", gpu)
-    # Since the driver was loaded; one row a process, or several of different instants.
+    # One row a process, or several of different instants; the driver's stamps are wall time.
     busy: dict[int, Any] = {}
-    for each in driver.answer("nvmlDeviceGetProcessUtilization", gpu, 0) or ():
+    since = int((time.time() - RECENT) * 1e6)
+    for each in driver.answer("nvmlDeviceGetProcessUtilization", gpu, since) or ():
         if each.pid not in busy or busy[each.pid].timeStamp < each.timeStamp:
             busy[each.pid] = each
     for kind in ("Compute", "Graphics"):
@@ -191,12 +195,11 @@ def _is_ours(pid: int, minor: int) -> bool | None:
 
     In another pid namespace the number is somebody else's, or nobody's.
     """
-    if procfs.start_ticks(pid) is None:
-        return False
     try:
-        return f"/dev/nvidia{minor}" in procfs.links(pid).values()
+        opened = procfs.links(pid)
     except OSError:
-        return None
+        return False
+    return f"/dev/nvidia{minor}" in opened.values() if opened else None
 
 
 def _links(driver: _Driver, gpus: Iterable[_Gpu], step: Step, room: Room) -> None:

@@ -251,6 +251,7 @@ class _Draft:
             attaches=collector.attaches,
             budget_ms=_budget_ms(collector, self._options.get(collector.name, {})),
             reads_memory=collector.reads_memory,
+            asks=collector.asks,
             memory=collector.memory,
             waits=collector.waits,
             harms=collector.harms,

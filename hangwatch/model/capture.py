@@ -71,6 +71,8 @@ class Means(StrEnum):
     """Its memory was read while it ran."""
     ATTACH = "attach"
     """A tool attached to it, and stopped it for a moment."""
+    ASK = "ask"
+    """It was asked for a dump, by a byte in a named pipe that it made for that."""
     SIGCONT = "sigcont"
     """It was sent this signal, because something of ours had left it stopped."""
 
@@ -156,6 +158,7 @@ class Step:
         attaches: Whether it stops the target with ptrace.
         budget_ms: Milliseconds that it may stand still for that.
         reads_memory: Whether it reads the target's memory.
+        asks: Whether it asks the target for a dump, by a named pipe of its own.
         waits: Whether it waits for others rather than computes.
         memory: Bytes of address space that it and each tool it starts may have.
         harms: Whether it runs after all others, because it leaves the target broken.
@@ -177,6 +180,7 @@ class Step:
     attaches: bool = False
     budget_ms: float | None = None
     reads_memory: bool = False
+    asks: bool = False
     waits: bool = False
     memory: int = MAX_MEMORY
     harms: bool = False
@@ -187,6 +191,8 @@ class Step:
         """How it touches its target, for the audit trail; ``None`` if it does not."""
         if self.attaches:
             return Means.ATTACH
+        if self.asks:
+            return Means.ASK
         return Means.MEMORY if self.reads_memory else None
 
 
@@ -395,6 +401,7 @@ class Collector:
         attaches: Whether it stops the target.
         budget_ms: Milliseconds for which it may, unless its option of that name says otherwise.
         reads_memory: Whether it reads the target's memory.
+        asks: Whether it asks the target for a dump, by a named pipe of its own.
         gates: What must hold right before it.
         waits: Whether it waits for others (a server, a driver) rather than computes: such steps
             run beside the others, so that one that answers late delays nothing.
@@ -423,6 +430,7 @@ class Collector:
     attaches: bool = False
     budget_ms: float | None = None
     reads_memory: bool = False
+    asks: bool = False
     gates: tuple[Gate, ...] = ()
     waits: bool = False
     unhurried: bool = False

@@ -645,6 +645,21 @@ def listeners(pid: int) -> tuple[Listener, ...]:
     return Sockets().of(pid, links(pid))
 
 
+def listening_on(pid: int, port: int) -> frozenset[int]:
+    """Return the inodes of all sockets that listen on a port where a process lives, whoever's."""
+    found = _tcp(pid).listening
+    return frozenset(inode for inode, each in found.items() if each.port == port)
+
+
+def users_of(pid: int) -> frozenset[int]:
+    """Return the real, effective, saved and file system user of a process.
+
+    Raises:
+        OSError: It is gone.
+    """
+    return frozenset(map(int, _status(pid)[b"Uid"].split()))
+
+
 def owns(process: ProcessId, listener: Listener) -> bool:
     """Say whether *process* is still the one that holds this listening socket."""
     return is_same(process) and listener in listeners(process.pid)
@@ -722,8 +737,20 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 
 
 @contextlib.contextmanager
-def _inside(pid: int, path: PurePosixPath | str, *, follow: bool = True) -> Iterator[int]:
-    """Give a descriptor that names *path* in the target's root without opening it."""
+def inside(pid: int, path: PurePosixPath | str, *, follow: bool = True) -> Iterator[int]:
+    """Give a descriptor that names *path* in the target's root without opening it.
+
+    Links cannot lead out of the root. Needs Linux 5.6 (``openat2``).
+
+    Args:
+        pid: The target.
+        path: An absolute path in its root.
+        follow: Whether the last part of the path may be a link.
+
+    Raises:
+        OSError: It is not there; ``ENOSYS`` or ``EPERM`` where the kernel or a filter does not let
+            the call through.
+    """
     root = os.open(f"{PROC}/{pid}/root", os.O_PATH | os.O_DIRECTORY)
     try:
         how = _OpenHow(
@@ -755,8 +782,7 @@ def read_inside(pid: int, path: PurePosixPath | str, limit: int) -> bytes:
     """Return the first *limit* bytes of a file of the target's root; see ``open_inside``.
 
     Raises:
-        OSError: It is not there, not a regular file, or may not be read; ``ENOSYS`` or ``EPERM``
-            where the kernel or a filter does not let the call through.
+        OSError: See ``open_inside``.
     """
     with os.fdopen(open_inside(pid, path), "rb") as file:
         return file.read(limit)
@@ -768,15 +794,15 @@ def size_inside(pid: int, path: PurePosixPath | str) -> int:
     Raises:
         OSError: It is not there.
     """
-    with _inside(pid, path) as fd:
+    with inside(pid, path) as fd:
         return os.fstat(fd).st_size
 
 
 def open_inside(pid: int, path: PurePosixPath | str, *, follow: bool = True) -> int:
     """Return a descriptor to read a file of the target's root by; links cannot lead out of it.
 
-    Needs Linux 5.6 (``openat2``). Opens regular files only: no device is touched and no named
-    pipe waited for. Can block for as long as the file system does.
+    Opens regular files only: no device is touched and no named pipe waited for. Can block for as
+    long as the file system does.
 
     Args:
         pid: The target.
@@ -785,21 +811,21 @@ def open_inside(pid: int, path: PurePosixPath | str, *, follow: bool = True) -> 
             write, it could lead to what only we may read.
 
     Raises:
-        OSError: See ``read_inside``.
+        OSError: It is not there, not a regular file, or may not be read; see ``inside``.
     """
-    with _inside(pid, path, follow=follow) as fd:
+    with inside(pid, path, follow=follow) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def stat_inside(pid: int, path: PurePosixPath | str) -> os.stat_result:
-    """Return the attributes of a file of the target's root; see ``read_inside``.
+    """Return the attributes of a file of the target's root; see ``inside``.
 
     Raises:
-        OSError: See ``read_inside``.
+        OSError: See ``inside``.
     """
-    with _inside(pid, path) as fd:
+    with inside(pid, path) as fd:
         return os.fstat(fd)
 
 
@@ -816,10 +842,10 @@ def has_hidden_links(pid: int) -> bool:
 
 
 def list_inside(pid: int, path: PurePosixPath | str) -> tuple[str, ...]:
-    """Return the names in a folder of the target's root; see ``read_inside``.
+    """Return the names in a folder of the target's root; see ``inside``.
 
     Raises:
-        OSError: See ``read_inside``.
+        OSError: See ``inside``.
     """
-    with _inside(pid, path) as fd:
+    with inside(pid, path) as fd:
         return tuple(sorted(os.listdir(f"/proc/self/fd/{fd}")))

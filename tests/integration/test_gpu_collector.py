@@ -93,7 +93,7 @@ def driver(monkeypatch, *, lost=(), vanishes=(), absent=False, links=0, users=(4
         "DeviceGetComputeMode": 3,
         "DeviceGetMigMode": [0, 0],
         "DeviceGetPciInfo": types.SimpleNamespace(busId=b"00000000:4A:00.0"),
-        "DeviceGetUUID": "GPU-6e1b6edc-b8ae-c7f2-5422-34936161d93c",
+        "DeviceGetUUID": "GPU-01234567-89ab-cdef-0123-456789abcdef",
         "DeviceGetGraphicsRunningProcesses": [],
         "DeviceGetComputeRunningProcesses": [
             types.SimpleNamespace(pid=pid, usedGpuMemory=1 << 30) for pid in users
@@ -247,7 +247,14 @@ def test_a_gpu_without_links_has_no_table_of_them(tmp_path, monkeypatch):
 
 def test_a_process_is_ours_if_it_is_here_and_has_the_gpu_open(tmp_path, monkeypatch):
     driver(monkeypatch, users=(os.getpid(), 1 << 22))
-    monkeypatch.setattr(gpu.procfs, "links", lambda _pid: {7: "/dev/nvidia5"})
+    ours = {os.getpid(): {7: "/dev/nvidia5"}}
+
+    def links(pid):
+        if pid not in ours:
+            raise FileNotFoundError
+        return ours[pid]
+
+    monkeypatch.setattr(gpu.procfs, "links", links)
 
     users = json.loads((collected(tmp_path) / "gpu_processes.json").read_text())
 

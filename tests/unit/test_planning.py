@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from hangwatch.core.planning import file_name, plan, turns
-from hangwatch.model.capture import CaptureKind, Collector, Gate, Scope, Stage, Target
+from hangwatch.model.capture import CaptureKind, Collector, Gate, Means, Scope, Stage, Target
 from hangwatch.model.identity import ProcessId, Role
 from hangwatch.model.policy import Policy
 from hangwatch.model.process import Listener
@@ -240,6 +240,14 @@ def test_what_breaks_its_target_says_so_in_the_plan():
     ).steps
 
     assert step.harms
+
+
+def test_asking_a_process_for_a_dump_is_a_touch_of_the_audit_trail():
+    (step,) = plan(
+        [target(1)], collectors=[collector("core", rung=10, asks=True)], policy=Policy(), paths={}
+    ).steps
+
+    assert Means.ASK == step.means
 
 
 def test_a_look_at_the_whole_machine_knows_how_long_it_is_until_the_next_one():

@@ -6,9 +6,22 @@ import pytest
 
 from hangwatch.core.xid import MEANINGS, Origin, Xid, gpu_index, parse
 
-# Lines as drivers of different years print them; the last two are of bug reports against the
-# driver: NVIDIA/open-gpu-kernel-modules issue 1118, and the manual of stas00/ml-engineering.
+# Lines as drivers of different years print them. The first was provoked on an H200 (driver 580),
+# the last is of NVIDIA/open-gpu-kernel-modules issue 1118.
 LINES = {
+    "of a bad address": (
+        (
+            "[  243.387022] NVRM: Xid (PCI:0000:00:06): 31, pid=1267, name=python3, channel "
+            "0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC0 GPCCLIENT_T1_6 faulted "
+            "@ 0x0_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
+        ),
+        Xid(
+            code=31, address="0000:00:06", at=243.387022, pid=1267, process="python3",
+            text="channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC0 "
+            "GPCCLIENT_T1_6 faulted @ 0x0_00000000. Fault is of type FAULT_PDE "
+            "ACCESS_TYPE_VIRT_READ", line=1,
+        ),
+    ),
     "by dmesg": (
         "[ 1850.100112] NVRM: Xid (PCI:0000:4a:00): 45, pid=40877, name=python3, Ch 0000000a",
         Xid(
