@@ -318,6 +318,7 @@ class Redactor:
         self._names: dict[tuple[str, str], str] = {}
         self._numbers: Counter[str] = Counter()
         self._strings: dict[str, str] = {}
+        self._plain_names: set[bytes] = set()
         self._hosts: set[str] = set()
         self._hosts_pattern: re.Pattern[str] | None = None
         self._known = _literally(secrets)
@@ -574,6 +575,7 @@ class Redactor:
             return
         self._hosts.add(name)
         self._hosts_pattern = None
+        self._plain_names.clear()
 
     def _pseudonym(self, kind: str, name: str) -> str:
         if _is_pseudonym(name):
@@ -652,13 +654,18 @@ class Redactor:
         """Withhold what users asked from names of tasks: a program may name them by anything."""
 
         def rename(match: re.Match[bytes]) -> bytes:
+            if match[2] in self._plain_names:
+                return match[0]
             try:
                 name = str(json.loads(match[2]))
             except ValueError:
                 return match[0]
             kept = self.text(name.encode("utf-8", "surrogateescape"), log=True)
             shown = kept.decode("utf-8", "replace")
-            return match[0] if shown == name else match[1] + json.dumps(shown).encode("ascii")
+            if shown == name:
+                self._plain_names.add(match[2])
+                return match[0]
+            return match[1] + json.dumps(shown).encode("ascii")
 
         return _TASK_NAME.sub(rename, data)
 
