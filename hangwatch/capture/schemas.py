@@ -478,6 +478,37 @@ class LooseTasks(_Document):
     cycle_ids: list[list[int]] = Field([], description="Deadlocks, as ids in waiting order.")
 
 
+class LooseThreadWait(_Document):
+    """The lock that a thread waits for."""
+
+    type: str = Field(description="GIL, Lock or RLock.")
+    object: int
+    owner_ident: int | None = Field(None, description="Thread that holds it, by thread_ident.")
+
+
+class LooseStackThread(_Document):
+    """One thread, as our reader sees it."""
+
+    thread_id: int = Field(description="Of the kernel.")
+    thread_ident: int = Field(description="Of Python.")
+    name: str = ""
+    interpreter: int = 0
+    loop: int | None = Field(None, description="The event loop that it runs.")
+    frames: list[int] = Field(description="Places in the list of frames, innermost first.")
+    torn: str | None = Field(None, description="Why its stack is not certain.")
+    holds_gil: bool = False
+    waits: LooseThreadWait | None = None
+
+
+class LooseStacks(_Document):
+    """``stacks.json``, and ``stacks2.json``: ``hangwatch.stacks/1``."""
+
+    pid: int
+    python: str = ""
+    frames: list[LooseTaskFrame] = Field(description="Each frame once.")
+    threads: list[LooseStackThread]
+
+
 class LooseProcess(_Document):
     """One process."""
 
@@ -779,6 +810,7 @@ DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "hangwatch.incident.1": Incident,
     "loose-evidence.threads.1": LooseThreads,
     "loose-evidence.tasks.1": LooseTasks,
+    "loose-evidence.stacks.1": LooseStacks,
     "loose-evidence.procs.1": LooseProcesses,
     "loose-evidence.health.1": LooseHealth,
     "loose-evidence.metrics.1": LooseMetrics,

@@ -28,7 +28,7 @@ def actors_of(objects: Objects, modules: Mapping[str, int]) -> tuple[str, ...]:
         return ()
     found = []
     try:
-        worker = objects.module_names(modules[MODULE]).get("global_worker", 0)
+        worker = objects.in_module(modules[MODULE], ("global_worker",)).get("global_worker", 0)
         actors = objects.attribute(worker, "actors") if worker else 0
         for key, _ in objects.pairs(actors, MAX_ACTORS) if actors else ():
             if objects.type_of(key).name.rsplit(".", 1)[-1] == "ActorID":

@@ -1,4 +1,4 @@
-"""A snapshot as JSON: the contract ``hangwatch.tasks/1``. Pure.
+"""A snapshot as JSON: the contracts ``hangwatch.tasks/1`` and ``hangwatch.stacks/1``. Pure.
 
 Ids are addresses in the target, the same as ``id()`` there. Times are seconds.
 """
@@ -12,6 +12,7 @@ from hangwatch.remote.grouping import Motion
 from hangwatch.remote.results import Frame, Loop, Snapshot, StateRow, StateTable, Task, Thread
 
 SCHEMA: Final = "hangwatch.tasks/1"
+STACKS_SCHEMA: Final = "hangwatch.stacks/1"
 
 
 def document(
@@ -19,7 +20,7 @@ def document(
 ) -> dict[str, Any]:
     """Return a snapshot as what ``json.dumps`` takes."""
     names = {task.id: task.name for task in snapshot.tasks}
-    chains: dict[tuple[Frame, ...], list[dict[str, Any]]] = {}
+    chains: dict[int, list[dict[str, Any]]] = {}
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "pid": snapshot.pid,
@@ -69,6 +70,32 @@ def document(
     return found
 
 
+def stacks(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the threads of a snapshot by themselves: ``hangwatch.stacks/1``.
+
+    Stacks of one program have most of their frames in common. Each is there once, and a thread has
+    their numbers, innermost first.
+    """
+    numbers: dict[int, int] = {}
+    frames: list[dict[str, Any]] = []
+    threads = []
+    for thread in snapshot.threads or ():
+        for frame in thread.frames:
+            if id(frame) not in numbers:
+                numbers[id(frame)] = len(frames)
+                frames.append(_frame(frame))
+        threads.append(
+            {**_thread(thread), "frames": [numbers[id(frame)] for frame in thread.frames]}
+        )
+    return {
+        "schema": STACKS_SCHEMA,
+        "pid": snapshot.pid,
+        "python": snapshot.python,
+        "frames": frames,
+        "threads": threads,
+    }
+
+
 def _loop(loop: Loop) -> dict[str, Any]:
     return {
         "id": loop.id,
@@ -83,12 +110,12 @@ def _loop(loop: Loop) -> dict[str, Any]:
 
 
 def _task(
-    task: Task, names: Mapping[int, str], chains: dict[tuple[Frame, ...], list[dict[str, Any]]]
+    task: Task, names: Mapping[int, str], chains: dict[int, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     # Thousands of tasks have equal chains: they share one here as well.
-    chain = chains.get(task.chain)
+    chain = chains.get(id(task.chain))
     if chain is None:
-        chain = chains[task.chain] = [_frame(frame) for frame in task.chain]
+        chain = chains[id(task.chain)] = [_frame(frame) for frame in task.chain]
     awaited = [id_ for id_ in task.awaits.tasks if id_ in names]
     due = task.awaits.due_in
     return {

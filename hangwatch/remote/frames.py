@@ -11,22 +11,26 @@ stack can only be guessed at, and is marked so.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from hangwatch.remote import linetable
-from hangwatch.remote.errors import UnreadableError
+from hangwatch.remote.errors import ExhaustedError, UnreadableError
 from hangwatch.remote.layouts import schema
-from hangwatch.remote.layouts.schema import FrameObjectLayout, InterpreterFrameLayout
+from hangwatch.remote.layouts.schema import CodeLayout, FrameObjectLayout, InterpreterFrameLayout
 from hangwatch.remote.objects import BYTES, Objects
 from hangwatch.remote.results import Frame, FrameKind
+from hangwatch.remote.words import Words
 
 MAX_TABLE: Final = 1 << 22
 MAX_CODES: Final = 20_000
 """Code objects kept between readings; beyond it, all are decoded anew."""
 MAX_LOCALS: Final = 4096
 MAX_STACK: Final = 1024
+
+ENDLESS: Final = "its stack runs in a circle"
+CUT: Final = "its stack was cut"
 
 # Kinds of a local, ``co_localspluskinds``.
 PLAIN: Final = 0x20
@@ -47,6 +51,26 @@ Witness = tuple[int, bytes]
 """An address and what was read there: compared with a second reading to see whether it moved."""
 
 
+class Head(NamedTuple):
+    """The words of a code object that are used; 0 for what its version does not have."""
+
+    type: int
+    flags: int
+    first_line: int
+    stack_size: int
+    locals_count: int
+    file: int
+    name: int
+    qualified_name: int
+    line_table: int
+    names: int
+    kinds: int
+    bytecode: int
+    variables: int
+    cells: int
+    free: int
+
+
 @dataclass(slots=True)
 class Code:
     """One code object, decoded once.
@@ -54,19 +78,21 @@ class Code:
     Attributes:
         address: Where it is.
         kind: What calling it makes, by its flags.
-        head: Its bytes without the reference count: tells whether it is still the same.
+        head: The words of it that are used.
         start: Address of its first instruction; 0 in 3.10.
         bytecode: Its instructions, in 3.10.
-        names, kinds: Of its locals; empty until asked for.
+        names, kinds: Of its locals; ``None`` until asked for.
+        library: ``asyncio/locks.py`` for a module of asyncio, else ``""``.
+        look: The reading in which it was last seen to be the same.
     """
 
     address: int
-    head: bytes
+    kind: FrameKind
+    head: Head
     file: str
     name: str
     qualified_name: str
     first_line: int
-    kind: FrameKind
     stack_size: int
     locals_count: int
     table: bytes
@@ -74,13 +100,9 @@ class Code:
     bytecode: bytes = b""
     names: tuple[str, ...] | None = None
     kinds: bytes = b""
+    library: str = ""
+    look: int = 0
     shown: dict[tuple[int, str], Frame] = field(default_factory=dict)
-
-    @property
-    def library(self) -> str:
-        """``asyncio/locks.py`` for a module of asyncio, else ``""``."""
-        head, _, name = self.file.rpartition("/")
-        return f"asyncio/{name}" if head.endswith("/asyncio") or head == "asyncio" else ""
 
 
 @dataclass(slots=True)
@@ -123,6 +145,27 @@ class FrameView:
         return known
 
 
+def _heads(where: CodeLayout) -> Words:
+    fields: Sequence[tuple[int | None, str]] = [
+        (8, "Q"),
+        (where.flags, "i"),
+        (where.first_line, "i"),
+        (where.stack_size, "i"),
+        (where.locals_count, "i"),
+        *((at, "Q") for at in (where.file, where.name, where.qualified_name, where.line_table)),
+        *((at, "Q") for at in (where.names, where.kinds, where.bytecode)),
+        *((at, "Q") for at in (where.variables, where.cells, where.free)),
+    ]
+    return Words(fields)
+
+
+def _headers(where: InterpreterFrameLayout) -> Words:
+    """Return code, caller, instruction, top of the value stack, and owner of a frame."""
+    top = (where.stack_pointer, "Q") if where.stack_top is None else (where.stack_top, "i")
+    words = ((at, "Q") for at in (where.code, where.previous, where.instruction))
+    return Words([*words, top, (where.owner, "B")])
+
+
 def _kind(flags: int) -> FrameKind:
     if flags & ASYNC_GENERATOR:
         return "async_generator"
@@ -137,14 +180,16 @@ class Frames:
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
         self.layout = objects.layout
-        self._codes: dict[int, Code] = {}
-        self._trusted: set[int] = set()
+        self.codes: dict[int, Code] = {}
+        self._look = 1
+        self._heads = _heads(self.layout.code)
+        self._headers = _headers(self.layout.frame) if self.layout.frame else None
 
     def forget(self) -> None:
         """Check every code object again before it is used: its address may have a new tenant."""
-        self._trusted.clear()
-        if len(self._codes) > MAX_CODES:
-            self._codes.clear()
+        self._look += 1
+        if len(self.codes) > MAX_CODES:
+            self.codes.clear()
 
     def untag(self, reference: int) -> int:
         """Return the object of a stack reference; 0 for none, or for a tagged integer."""
@@ -156,54 +201,70 @@ class Frames:
 
     def code(self, address: int) -> Code:
         """Return the code object at *address*, from earlier readings where it is the same."""
-        known = self._codes.get(address)
-        if known is not None and address in self._trusted:
+        known = self.codes.get(address)
+        if known is not None and known.look == self._look:
             return known
-        where = self.layout.code
-        head = self.objects.memory.read(address, where.size)[8:]
-        if known is not None and known.head[: where.line_table - 8] == head[: where.line_table - 8]:
-            self._trusted.add(address)
-            return known
-        if self.objects.type_at(_WORD.unpack_from(head, 0)[0]).name != "code":
-            raise UnreadableError(f"{address:#x} is no code")
-        code = self._decode(address, head)
-        self._codes[address] = code
-        self._trusted.add(address)
-        return code
+        head = Head(*self._heads.read(self.objects.memory.read(address, self._heads.size)))
+        if known is None or not self._is_same(known, head):
+            if self.objects.type_at(head.type).name != "code":
+                raise UnreadableError(f"{address:#x} is no code")
+            known = self.codes[address] = self._decode(address, head)
+        known.look = self._look
+        return known
 
-    def _decode(self, address: int, head: bytes) -> Code:
+    @property
+    def used(self) -> Iterator[Code]:
+        """The code objects that this reading has come across."""
+        return (code for code in self.codes.values() if code.look == self._look)
+
+    def _is_same(self, code: Code, head: Head) -> bool:
+        """Whether a code object is still the one that was decoded.
+
+        Its own words are not enough: what is freed and made again in the same order, as generated
+        code is, comes to lie at the same addresses with other names in it.
+        """
+        if head != code.head:
+            return False
+        text, data = self.objects.text, self._bytes
+        try:
+            same = (
+                text(head.file) == code.file
+                and text(head.name) == code.name
+                and (not head.qualified_name or text(head.qualified_name) == code.qualified_name)
+                and data(head.line_table) == code.table
+                and (not head.bytecode or data(head.bytecode) == code.bytecode)
+            )
+        except ExhaustedError:
+            raise
+        except UnreadableError:
+            same = False
+        # Few frames are asked for their locals: the names are read again when that happens.
+        code.names = None
+        return same
+
+    def _decode(self, address: int, head: Head) -> Code:
         where = self.layout.code
         objects = self.objects
-
-        def word(offset: int) -> int:
-            value: int = _WORD.unpack_from(head, offset - 8)[0]
-            return value
-
-        def number(offset: int) -> int:
-            value: int = _INT.unpack_from(head, offset - 8)[0]
-            return value
-
         code = Code(
             address=address,
+            kind=_kind(head.flags),
             head=head,
-            file=objects.text(word(where.file)),
-            name=objects.text(word(where.name)),
-            qualified_name="",
-            first_line=number(where.first_line),
-            kind=_kind(number(where.flags)),
-            stack_size=max(0, min(number(where.stack_size), MAX_STACK)),
-            locals_count=0,
-            table=self._bytes(word(where.line_table)),
+            file=objects.text(head.file),
+            name=objects.text(head.name),
+            qualified_name=objects.text(head.qualified_name) if head.qualified_name else "",
+            first_line=head.first_line,
+            stack_size=max(0, min(head.stack_size, MAX_STACK)),
+            locals_count=head.locals_count,
+            table=self._bytes(head.line_table),
         )
-        if where.qualified_name is not None:
-            code.qualified_name = objects.text(word(where.qualified_name))
-        if where.instructions is not None and where.locals_count is not None:
+        if where.instructions is not None:
             code.start = address + where.instructions
-            code.locals_count = number(where.locals_count)
-        elif where.bytecode is not None:
-            code.bytecode = self._bytes(word(where.bytecode))
-            self._name_locals(code)
-            code.locals_count = len(code.names or ())
+        else:
+            code.bytecode = self._bytes(head.bytecode)
+            code.locals_count = len(self._name_locals(code))
+        head_of_path, _, module = code.file.rpartition("/")
+        if head_of_path == "asyncio" or head_of_path.endswith("/asyncio"):
+            code.library = f"asyncio/{module}"
         if not 0 <= code.locals_count <= MAX_LOCALS:
             raise UnreadableError(f"code at {address:#x} has {code.locals_count} locals")
         return code
@@ -220,20 +281,15 @@ class Frames:
     def _name_locals(self, code: Code) -> tuple[str, ...]:
         if code.names is not None:
             return code.names
-        where = self.layout.code
-        objects = self.objects
+        head, objects = code.head, self.objects
         names: list[str] = []
         kinds: list[int] = []
-        if where.names is not None and where.kinds is not None:
-            names = [
-                objects.text(item)
-                for item in objects.items(_WORD.unpack_from(code.head, where.names - 8)[0])
-            ]
-            kinds = list(self._bytes(_WORD.unpack_from(code.head, where.kinds - 8)[0]))
+        if self.layout.code.names is not None:
+            names = [objects.text(item) for item in objects.items(head.names)]
+            kinds = list(self._bytes(head.kinds))
         else:
-            for offset, kind in ((where.variables, PLAIN), (where.cells, CELL), (where.free, FREE)):
-                assert offset is not None
-                for item in objects.items(_WORD.unpack_from(code.head, offset - 8)[0], MAX_LOCALS):
+            for at, kind in ((head.variables, PLAIN), (head.cells, CELL), (head.free, FREE)):
+                for item in objects.items(at, MAX_LOCALS):
                     names.append(objects.text(item))
                     kinds.append(kind)
         code.names, code.kinds = tuple(names), bytes(kinds)
@@ -272,26 +328,18 @@ class Frames:
         """Return the interpreter frame that was read from *address* (3.11 on)."""
         where = self.layout.frame
         assert where is not None
-        code = self.code(self.untag(_WORD.unpack_from(data, where.code)[0]))
+        assert self._headers is not None
+        at, back, instruction, top, _ = self._headers.read(data)
+        code = self.codes.get(self.untag(at) if where.tagged else at)
+        if code is None or code.look != self._look:
+            code = self.code(self.untag(at))
         first = address + where.locals
         stack = first + 8 * code.locals_count
-        if where.stack_top is not None:
-            depth = _INT.unpack_from(data, where.stack_top)[0] - code.locals_count
-        else:
-            assert where.stack_pointer is not None
-            depth = (_WORD.unpack_from(data, where.stack_pointer)[0] - stack) // 8
+        depth = (top - stack) // 8 if where.stack_top is None else top - code.locals_count
         if not 0 <= depth <= code.stack_size:
             depth = -1
-        return FrameView(
-            address=address,
-            code=code,
-            offset=_WORD.unpack_from(data, where.instruction)[0] - code.start,
-            locals=first,
-            stack=stack,
-            depth=depth,
-            back=_WORD.unpack_from(data, where.previous)[0],
-            witness=(address, data),
-        )
+        offset = instruction - code.start
+        return FrameView(address, code, offset, first, stack, depth, back, (address, data))
 
     def _frame_object(self, address: int, where: FrameObjectLayout) -> FrameView:
         data = self.objects.memory.read(address, where.size)
@@ -324,6 +372,65 @@ class Frames:
         assert self.layout.frame_object is not None
         value: int = _BYTE.unpack_from(data, self.layout.frame_object.state)[0]
         return value
+
+    def trace(
+        self, top: int, limit: int, searched: int
+    ) -> tuple[list[Frame], list[FrameView], str]:
+        """Read a whole stack, innermost frame first, with little work for each frame.
+
+        Args:
+            top: Address of the innermost frame.
+            limit: Frames at which it is cut.
+            searched: How many of the innermost frames are wanted as views as well.
+
+        Returns:
+            The frames; those of them, as views, that are to be searched or whose value stack is not
+            empty; and why there are no more, ``""`` if these are all.
+        """
+        shown: list[Frame] = []
+        views: list[FrameView] = []
+        seen: set[int] = set()
+        try:
+            while top:
+                if top in seen or len(shown) >= limit:
+                    return shown, views, ENDLESS if top in seen else CUT
+                seen.add(top)
+                frame, top = self._trace_one(top, views, wanted=len(shown) < searched)
+                if frame is not None:
+                    shown.append(frame)
+        except ExhaustedError:
+            raise
+        except UnreadableError as error:
+            return shown, views, str(error)
+        return shown, views, ""
+
+    def _trace_one(
+        self, address: int, views: list[FrameView], *, wanted: bool
+    ) -> tuple[Frame | None, int]:
+        """Return one frame and the address of its caller's; add a view where it may be needed."""
+        where = self.layout.frame
+        if where is not None and not wanted:
+            assert self._headers is not None
+            data = self.objects.memory.read(address, where.locals)
+            at, back, instruction, top, owner = self._headers.read(data)
+            if owner in where.skipped_owners:
+                return None, back
+            code = self.codes.get(self.untag(at) if where.tagged else at)
+            if code is not None and code.look == self._look:
+                empty = (
+                    code.locals_count
+                    if where.stack_pointer is None
+                    else (address + where.locals + 8 * code.locals_count)
+                )
+                known = code.shown.get((instruction - code.start, ""))
+                if top == empty and known is not None:
+                    return known, back
+        view, back = self.frame_and_back(address)
+        if view is None:
+            return None, back
+        if view.depth or wanted:
+            views.append(view)
+        return view.shown(), back
 
     # ------------------------------------------------------------------ locals and values
 

@@ -12,10 +12,11 @@ tasks are identifiers of the program; the *values* of strings may be a user's da
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from hangwatch.remote.errors import UnreadableError
+from hangwatch.remote.errors import ExhaustedError, UnreadableError
 from hangwatch.remote.layouts import schema
 from hangwatch.remote.layouts.schema import Layout
 from hangwatch.remote.memory import Memory
@@ -25,6 +26,8 @@ MAX_SET_SLOTS: Final = 1 << 22
 MAX_DICT_LOG2: Final = 22
 MAX_TEXT: Final = 4096
 MAX_BASES: Final = 32
+MAX_PLACES: Final = 1024
+"""Dicts whose places are remembered."""
 MAX_DIGITS: Final = 8
 MAX_MEMBERS: Final = 32
 
@@ -72,39 +75,64 @@ class TypeInfo:
     addresses: tuple[int, ...]
 
 
+class Table(NamedTuple):
+    """The entries of a dict: where the first one is, how many they are, and bytes of each."""
+
+    address: int
+    entries: int
+    width: int
+
+    def entry(self, memory: Memory, place: int) -> tuple[int, int]:
+        """Return key and value of one entry."""
+        data = memory.read(self.address + self.width * place, self.width)
+        key, value = _PAIR.unpack_from(data, self.width - _PAIR.size)
+        return key, value
+
+
 class Objects:
-    """Reads objects through one memory, with one layout."""
+    """Reads objects through one memory, with one layout.
+
+    Attributes:
+        places: By dict, where its table was and in which places of it names that were wanted are,
+            -1 for one that it did not have.
+        types: Types by address.
+    """
 
     def __init__(self, memory: Memory, layout: Layout) -> None:
         self.memory = memory
         self.layout = layout
-        self._types: dict[int, TypeInfo] = {}
+        self.places: dict[int, tuple[Table, dict[str, int]]] = {}
+        self.types: dict[int, TypeInfo] = {}
         self._shared_names: dict[tuple[int, bytes], tuple[str, ...]] = {}
         self._texts: dict[int, str] = {}
+        self._slots: dict[tuple[int, str], int] = {}
 
     def forget(self) -> None:
         """Drop what may have changed; keep the types that are part of the interpreter."""
+        if len(self.places) > MAX_PLACES:
+            self.places.clear()
         self._texts.clear()
+        self._slots.clear()
         self._shared_names.clear()
-        self._types = {at: kind for at, kind in self._types.items() if not kind.flags & HEAP_TYPE}
+        self.types = {at: kind for at, kind in self.types.items() if not kind.flags & HEAP_TYPE}
 
     # ------------------------------------------------------------------ types
 
     def type_of(self, address: int) -> TypeInfo:
         """Return the type of the object at *address*."""
         at = self.memory.word(address + 8)
-        return self._types.get(at) or self.type_at(at)
+        return self.types.get(at) or self.type_at(at)
 
     def type_at(self, address: int) -> TypeInfo:
         """Return the type object at *address*."""
-        known = self._types.get(address)
+        known = self.types.get(address)
         if known is not None:
             return known
         chain: list[tuple[int, bytes]] = []
         at = address
         base: TypeInfo | None = None
         while at and len(chain) < MAX_BASES:
-            base = self._types.get(at)
+            base = self.types.get(at)
             if base is not None:
                 break
             if at & 7:
@@ -114,7 +142,7 @@ class Objects:
             at = _WORD.unpack_from(data, self.layout.type.base)[0]
         for at, data in reversed(chain):
             base = self._decode_type(at, data, base)
-            self._types[at] = base
+            self.types[at] = base
         if base is None:
             raise UnreadableError(f"{address:#x} is no type")
         return base
@@ -296,8 +324,72 @@ class Objects:
                 continue
         return found
 
+    def find(self, address: int, wanted: Collection[str]) -> dict[str, int]:
+        """Return the entries of a dict whose keys are the *wanted* strings.
+
+        Of all other keys only the length is looked at: a program has thousands of modules. And that
+        once: a key that is added makes the table longer, so while it has its length, nothing was.
+        """
+        if not self.type_of(address).flags & DICT:
+            raise UnreadableError(f"{address:#x} is no dict")
+        keys, values = _PAIR.unpack(self.memory.read(address + schema.DICT_KEYS, 16))
+        table = self._table(keys, MAX_ITEMS)
+        known = self.places.get(address) if not values else None
+        if known is not None and known[0] == table and known[1].keys() >= set(wanted):
+            found = self._there(table, {name: known[1][name] for name in wanted})
+            if found is not None:
+                return found
+        found, places = {}, dict.fromkeys(wanted, -1)
+        sizes = {len(name) for name in wanted}
+        pairs = self.pairs(address) if values else self._listed(table)
+        self.memory.prefetch((key for key, _ in pairs), 96)
+        word = self.memory.word
+        for place, (key, value) in enumerate(pairs):
+            if not value:
+                continue
+            try:
+                if word(key + schema.TEXT_LENGTH) in sizes and (name := self.text(key)) in wanted:
+                    found[name], places[name] = value, place
+            except ExhaustedError:
+                raise
+            except UnreadableError:
+                continue
+        self.places[address] = (table, places)
+        return found
+
+    def _there(self, table: Table, places: Mapping[str, int]) -> dict[str, int] | None:
+        """Return what lies at known places of a table; ``None`` if one has another key now."""
+        found: dict[str, int] = {}
+        for name, place in places.items():
+            if place < 0:
+                continue
+            try:
+                key, value = table.entry(self.memory, place)
+                if not value or self.text(key) != name:
+                    return None
+            except ExhaustedError:
+                raise
+            except UnreadableError:
+                return None
+            found[name] = value
+        return found
+
+    def used(self, address: int) -> int:
+        """Return how many entries a dict has."""
+        if not self.type_of(address).flags & DICT:
+            raise UnreadableError(f"{address:#x} is no dict")
+        return self.memory.word(address + schema.DICT_USED)
+
     def _entries(self, keys: int, limit: int) -> list[tuple[int, int]]:
         """Return the entries of a keys object, in order; 0 for values kept elsewhere."""
+        return self._listed(self._table(keys, limit))
+
+    def _listed(self, table: Table) -> list[tuple[int, int]]:
+        data = self.memory.read(table.address, table.width * table.entries)
+        return list((_ENTRY if table.width == _ENTRY.size else _PAIR).iter_unpack(data))
+
+    def _table(self, keys: int, limit: int) -> Table:
+        """Return where the entries of a keys object are, the first *limit* of them."""
         where = self.layout.mapping
         head = self.memory.read(keys, 48)
         count = _SIGNED.unpack_from(head, where.entries_count)[0]
@@ -314,11 +406,11 @@ class Objects:
             index_bytes, general = size * width, True
         if not 0 <= count <= size:
             raise UnreadableError(f"{keys:#x} holds no sound dict keys")
-        count = min(count, limit)
-        at = keys + where.indices + index_bytes
-        if general:
-            return list(_ENTRY.iter_unpack(self.memory.read(at, 24 * count)))
-        return list(_PAIR.iter_unpack(self.memory.read(at, 16 * count)))
+        return Table(
+            keys + where.indices + index_bytes,
+            min(count, limit),
+            _ENTRY.size if general else _PAIR.size,
+        )
 
     def _values(self, address: int, count: int) -> tuple[int, ...]:
         return struct.unpack(f"<{count}Q", self.memory.read(address, 8 * count)) if count else ()
@@ -376,16 +468,24 @@ class Objects:
 
     def slot(self, address: int, name: str) -> int:
         """Return the value of a ``__slots__`` member, 0 if there is none of that name."""
-        for at in self.type_of(address).addresses:
+        kind = self.type_of(address)
+        offset = self._slots.get((kind.address, name))
+        if offset is None:
+            offset = self._slots[kind.address, name] = self._slot(kind, name)
+        return self.memory.word(address + offset) if offset else 0
+
+    def _slot(self, kind: TypeInfo, name: str) -> int:
+        """Return where instances keep a ``__slots__`` member, 0 if there is none of that name."""
+        for at in kind.addresses:
             namespace = self.memory.word(at + self.layout.type.dict)
             if not namespace:
                 return 0
-            descriptor = self.names(namespace).get(name, 0)
+            descriptor = self.find(namespace, (name,)).get(name, 0)
             if descriptor and self.type_of(descriptor).name == "member_descriptor":
                 definition = self.memory.word(descriptor + schema.MEMBER_DESCRIPTOR_DEF)
-                return self.memory.word(address + self.memory.word(definition + 16))
+                return self.memory.word(definition + 16)
         return 0
 
-    def module_names(self, module: int) -> dict[str, int]:
-        """Return the namespace of a module."""
-        return self.names(self.memory.word(module + schema.MODULE_DICT))
+    def in_module(self, module: int, wanted: Collection[str]) -> dict[str, int]:
+        """Return the *wanted* names of a module's namespace, as far as it has them."""
+        return self.find(self.memory.word(module + schema.MODULE_DICT), wanted)

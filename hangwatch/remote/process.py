@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from hangwatch.remote import graph, procfs, runtime
-from hangwatch.remote.actors import actors_of
+from hangwatch.remote import actors, graph, procfs, runtime
 from hangwatch.remote.awaits import Explainer, Held
 from hangwatch.remote.coroutines import Steps
 from hangwatch.remote.errors import (
@@ -27,6 +27,7 @@ from hangwatch.remote.errors import (
     UnreadableError,
 )
 from hangwatch.remote.frames import Frames, FrameView
+from hangwatch.remote.known import Known, pack, unpack
 from hangwatch.remote.memory import Limits, Memory, ProcessSource, Source
 from hangwatch.remote.objects import Objects
 from hangwatch.remote.probes import Places, Probes, Table
@@ -69,18 +70,45 @@ PROOFS: Final = {
 """Types whose insides are read, by the module and name where the target keeps them."""
 
 
+MODULES: Final = frozenset({"sys", "threading", "asyncio.tasks", actors.MODULE, *PROOFS})
+"""Modules that are looked into."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InterpreterView:
+    """One interpreter as it was read.
+
+    Attributes:
+        imported: How many modules it has imported.
+        modules: Addresses of those that are looked into.
+    """
+
+    address: int
+    id: int
+    imported: int
+    modules: Mapping[str, int]
+
+    def shown(self) -> Interpreter:
+        return Interpreter(
+            id=self.id, modules=self.imported, asyncio="asyncio.tasks" in self.modules
+        )
+
+
 @dataclass(slots=True)
 class _Part:
     """What was read of one interpreter, before tasks are joined to each other."""
 
-    id: int
-    modules: dict[str, int]
+    interpreter: _InterpreterView
     places: Places
     tasks: list[Task] = field(default_factory=list)
     held: dict[int, list[Held]] = field(default_factory=dict)
     threads: list[ThreadView] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     actors: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> int:
+        return self.interpreter.id
 
 
 class RemotePython:
@@ -94,7 +122,14 @@ class RemotePython:
     """
 
     def __init__(
-        self, pid: int, source: Source, limits: Limits, found: Runtime, start_ticks: int
+        self,
+        pid: int,
+        source: Source,
+        limits: Limits,
+        found: Runtime,
+        start_ticks: int,
+        *,
+        known: Known | None = None,
     ) -> None:
         self.pid = pid
         self.start_ticks = start_ticks
@@ -108,10 +143,16 @@ class RemotePython:
         self._probes = Probes(self._steps)
         self._threads = Threads(self._frames, limits.depth)
         self._locks = ThreadLocks(self._explainer, found.address)
-        self._chains: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+        self._chains: dict[tuple[int, ...], tuple[Frame, ...]] = {}
         self._live = source if isinstance(source, ProcessSource) else None
         self._program = procfs.program(self._live.tid) if self._live else (0, 0)
+        if known is not None:
+            self._frames.codes = {code.address: code for code in known.codes}
+            self._objects.places = dict(known.places)
+            self._memory.prefetch(known.proof_pages, 1)
         self.python = self._prove()
+        if known is not None:
+            self._memory.touched = set(known.pages)
 
     # ------------------------------------------------------------------ what is asked for
 
@@ -119,10 +160,7 @@ class RemotePython:
     def interpreters(self) -> tuple[Interpreter, ...]:
         """The interpreters of the process, the main one among them."""
         self._begin()
-        return tuple(
-            Interpreter(id=number, modules=len(modules), asyncio="asyncio.tasks" in modules)
-            for _, number, modules in self._interpreters([])
-        )
+        return tuple(view.shown() for view in self._interpreters([]))
 
     def threads(self, *, locks: bool = True) -> tuple[Thread, ...]:
         """Return every thread that Python knows, with its stack.
@@ -136,31 +174,34 @@ class RemotePython:
         """
         self._begin()
         found: list[Thread] = []
-        outer = procfs.outer_thread_ids(self.pid) if self._live else {}
         try:
-            for address, number, modules in self._interpreters([]):
-                names = self._threads.names(modules)
-                views = self._threads.read(address, stacks=True)
-                gil = self._locks.gil(address) if locks else None
-                waits = self._thread_waits(views, outer, gil) if locks else {}
-                found += [
-                    Thread(
-                        thread_id=outer.get(view.native_id, view.native_id),
-                        ident=view.ident,
-                        name=names.get(view.ident, ""),
-                        interpreter=number,
-                        frames=tuple(frame.shown() for frame in view.views),
-                        loop=view.loop,
-                        torn=view.torn,
-                        waits=waits.get(view.address),
-                        holds_gil=gil is not None and gil.locked and gil.holder == view.address,
-                    )
-                    for view in views
-                ]
+            for interpreter in self._interpreters([]):
+                found += self._threads_of(interpreter, locks=locks)
         except ExhaustedError:
             if not found:
                 self._raise_if_lost()
         return tuple(found)
+
+    def _threads_of(self, interpreter: _InterpreterView, *, locks: bool) -> list[Thread]:
+        outer = procfs.outer_thread_ids(self.pid) if self._live else {}
+        names = self._threads.names(interpreter.modules)
+        views = self._threads.read(interpreter.address, shown=True)
+        gil = self._locks.gil(interpreter.address) if locks else None
+        waits = self._thread_waits(views, outer, gil) if locks else {}
+        return [
+            Thread(
+                thread_id=outer.get(view.native_id, view.native_id),
+                ident=view.ident,
+                name=names.get(view.ident, ""),
+                interpreter=interpreter.id,
+                frames=tuple(view.frames),
+                loop=view.loop,
+                torn=view.torn,
+                waits=waits.get(view.address),
+                holds_gil=gil is not None and gil.locked and gil.holder == view.address,
+            )
+            for view in views
+        ]
 
     def _thread_waits(
         self, views: Sequence[ThreadView], outer: Mapping[int, int], gil: Gil | None
@@ -176,11 +217,12 @@ class RemotePython:
             for at, wait in self._locks.waits(views, futexes, gil).items()
         }
 
-    def tasks(self, *, state: Sequence[Table] | None = None) -> Snapshot:
+    def tasks(self, *, state: Sequence[Table] | None = None, threads: bool = False) -> Snapshot:
         """Return every asyncio task with its await chain, and who waits for whom.
 
         Args:
             state: Numbers of the program that are wanted as well; see ``remote.probes``.
+            threads: Read the threads as well, with their stacks and the locks they wait for.
 
         A process that ends while it is read leaves what was read by then, and a problem that
         says so.
@@ -191,19 +233,23 @@ class RemotePython:
             NotPermittedError: It may not be read any more.
         """
         started = time.monotonic()
-        self._begin()
         calls, copied = self._memory.cost.calls, self._memory.cost.bytes
+        self._begin()
         problems: list[Problem] = []
         parts: list[_Part] = []
+        stacks: list[Thread] = []
         seen: set[int] = set()
         places = Places(frozenset().union(*(table.functions for table in state or ())))
         try:
-            for address, number, modules in self._interpreters(problems):
-                part = _Part(id=number, modules=modules, places=places)
+            for interpreter in self._interpreters(problems):
+                part = _Part(interpreter, places)
                 parts.append(part)
-                part.actors = actors_of(self._objects, modules)
-                if "asyncio.tasks" in modules:
-                    self._read_part(address, part, seen)
+                if threads:
+                    # First, and at once: a stack has nothing by which to see whether it moved.
+                    stacks += self._threads_of(interpreter, locks=True)
+                part.actors = actors.actors_of(self._objects, interpreter.modules)
+                if "asyncio.tasks" in interpreter.modules:
+                    self._read_part(part, seen)
         except ExhaustedError as error:
             problems.append(Problem(kind="truncated", where="process", message=str(error)))
         _settle(parts)
@@ -212,22 +258,18 @@ class RemotePython:
         tasks, edges = _join(tasks, held)
         found = None if state is None else self._state(state, places, problems)
         problems += [problem for part in parts for problem in part.problems]
-        if not tasks:
+        if not tasks and not stacks:
             self._raise_if_lost()
         problems += self._interruption(problems)
         return Snapshot(
             pid=self.pid,
             python=self.python,
-            interpreters=tuple(
-                Interpreter(
-                    id=part.id, modules=len(part.modules), asyncio="asyncio.tasks" in part.modules
-                )
-                for part in parts
-            ),
+            interpreters=tuple(part.interpreter.shown() for part in parts),
             loops=self._loops(parts),
             tasks=tuple(tasks),
             waits=graph.waits(edges),
             state=found,
+            threads=tuple(stacks) if threads else None,
             actors=tuple(actor for part in parts for actor in part.actors),
             notes=self.runtime.notes,
             problems=tuple(problems),
@@ -239,6 +281,37 @@ class RemotePython:
     def waits(self) -> Waits:
         """Return who waits for whom; ``tasks().waits`` has the same beside the tasks."""
         return self.tasks().waits
+
+    def learn(self, *, state: Sequence[Table] | None = None) -> bytes:
+        """Return what ``attach`` can begin with, another time; see ``remote.known``.
+
+        Reads everything once more for it, as a later reader will: what that needs is what counts.
+
+        Raises:
+            ProcessGoneError: The process has ended, or runs another program now.
+            NotPermittedError: It may not be read any more.
+            UnknownLayoutError: It makes no sense any more.
+        """
+        self.forget()
+        self._objects.types.clear()
+        self._memory.touched.clear()
+        self._memory.restart()
+        self._prove()
+        proof_pages = self._memory.needed()
+        self.forget()
+        self._memory.touched.clear()
+        self.tasks(state=state, threads=True)
+        return pack(
+            Known(
+                start_ticks=self.start_ticks,
+                program=self._program,
+                runtime=self.runtime,
+                proof_pages=tuple(sorted(proof_pages)),
+                pages=tuple(sorted(self._memory.needed())),
+                places=self._objects.places,
+                codes=tuple(self._frames.used),
+            )
+        )
 
     def forget(self) -> None:
         """Give back the memory that only the last reading needed.
@@ -296,8 +369,8 @@ class RemotePython:
         # No stack: it is ending, or may not be read any more.
         return bool(stack) and (code, stack) != self._program
 
-    def _interpreters(self, problems: list[Problem]) -> Iterator[tuple[int, int, dict[str, int]]]:
-        """Yield address, number and modules of each interpreter."""
+    def _interpreters(self, problems: list[Problem]) -> Iterator[_InterpreterView]:
+        """Yield each interpreter, the main one first."""
         where = self.runtime.layout.interpreter
         seen: list[int] = []
         try:
@@ -318,24 +391,26 @@ class RemotePython:
             number = -1
             try:
                 number = self._memory.word(at + where.id)
-                modules = self._objects.names(self._memory.word(at + where.modules))
+                table = self._memory.word(at + where.modules)
+                imported, modules = self._objects.used(table), self._objects.find(table, MODULES)
             except ExhaustedError:
                 raise
             except UnreadableError as error:
                 name = f"interpreter {number}" if number >= 0 else "an interpreter"
                 problems.append(Problem(kind="unreadable", where=name, message=str(error)))
                 continue
-            yield at, number, modules
+            yield _InterpreterView(at, number, imported, modules)
 
-    def _read_part(self, interpreter: int, part: _Part, seen: set[int]) -> None:
+    def _read_part(self, part: _Part, seen: set[int]) -> None:
+        interpreter, modules = part.interpreter.address, part.interpreter.modules
         where = f"interpreter {part.id}"
         registries = Registries(self._objects, where, self.limits.tasks)
         python_task = 0
         try:
-            part.threads = self._threads.read(interpreter, stacks=False)
-            registries.read(interpreter, part.modules)
-            names = self._objects.module_names(part.modules["asyncio.tasks"])
-            python_task = names.get("_PyTask", 0)
+            part.threads = self._threads.read(interpreter)
+            registries.read(interpreter, modules)
+            module = modules["asyncio.tasks"]
+            python_task = self._objects.in_module(module, ("_PyTask",)).get("_PyTask", 0)
         except ExhaustedError:
             raise
         except UnreadableError as error:
@@ -350,8 +425,9 @@ class RemotePython:
             addresses = addresses[: self.limits.tasks]
         reader = Tasks(self._steps, python_task, self.limits.depth)
         for start in range(0, len(addresses), PORTION):
-            # What was read for the last portion is old by now, and would only use memory.
-            self._memory.forget()
+            if start:
+                # What was read for the last portion is old by now, and would only use memory.
+                self._memory.forget()
             try:
                 self._read_portion(reader, interpreter, part, addresses[start : start + PORTION])
             except ExhaustedError as error:
@@ -415,15 +491,15 @@ class RemotePython:
     def _task(
         self, view: TaskView, awaits: Awaits, holds: Sequence[Held], interpreter: int
     ) -> Task:
-        chain = tuple(view.chain)
+        # Thousands of tasks have equal chains: they share one. Equal frames are one object.
+        chain = self._chains.setdefault(tuple(map(id, view.chain)), tuple(view.chain))
         return Task(
             id=view.address,
             name=view.name,
             state="running" if awaits.kind == "running" else view.state,
             loop=view.loop,
             interpreter=interpreter,
-            # Thousands of tasks have equal chains: they share one.
-            chain=self._chains.setdefault(chain, chain),
+            chain=chain,
             awaits=awaits,
             holds=tuple(held.hold for held in holds),
             waiter=view.waiter,
@@ -436,7 +512,8 @@ class RemotePython:
         wanted = {task.awaits.object for task in tasks if task.awaits.kind == "executor"}
         if not wanted:
             return tasks
-        self._memory.forget()
+        if len(tasks) > PORTION:
+            self._memory.forget()
         resolvers: dict[int, int] = {}
         try:
             for task in tasks:
@@ -466,8 +543,8 @@ class RemotePython:
 
     def _stacks(self) -> Iterator[FrameView]:
         """Yield the frames of all threads."""
-        for address, _, _ in self._interpreters([]):
-            for thread in self._threads.read(address, stacks=True):
+        for interpreter in self._interpreters([]):
+            for thread in self._threads.read(interpreter.address, stacks=True):
                 yield from thread.views
 
     def _loops(self, parts: Sequence[_Part]) -> tuple[Loop, ...]:
@@ -533,12 +610,12 @@ class RemotePython:
         parts = list(self._interpreters(problems))
         if problems:
             raise UnreadableError(problems[0].message)
-        modules = parts[0][2] if parts else {}
+        modules = parts[0].modules if parts else {}
         if not modules:
             raise NotPythonError(f"process {self.pid}: its Python has not started, or has ended")
         if not {"sys", "builtins"} <= modules.keys():
             raise UnknownLayoutError(f"{claim} has an unknown layout: its modules are not found")
-        text = self._objects.module_names(modules["sys"]).get("version", 0)
+        text = self._objects.in_module(modules["sys"], ("version",)).get("version", 0)
         version = self._objects.text(text).split(" ", 1)[0].rstrip("+")
         major, minor = self.runtime.version
         if not version.startswith(f"{major}.{minor}."):
@@ -551,7 +628,7 @@ class RemotePython:
         for module, names in PROOFS.items():
             if module not in modules:
                 continue
-            found = self._objects.module_names(modules[module])
+            found = self._objects.in_module(modules[module], names)
             for name in names:
                 if not found.get(name):
                     continue
@@ -590,8 +667,13 @@ def _inside(thread: ThreadView, loop: int, outer: FrameView | None) -> list[Fram
     return thread.views[:end][::-1]
 
 
-def attach(pid: int, *, limits: Limits | None = None) -> RemotePython:
+def attach(pid: int, *, limits: Limits | None = None, known: bytes = b"") -> RemotePython:
     """Attach to a running CPython process, without stopping it or touching it otherwise.
+
+    Args:
+        pid: It.
+        limits: How much one reading may cost.
+        known: What ``RemotePython.known`` returned earlier, of whatever process.
 
     Raises:
         ProcessGoneError: There is no such process.
@@ -603,6 +685,14 @@ def attach(pid: int, *, limits: Limits | None = None) -> RemotePython:
     ticks = procfs.start_ticks(pid)
     tid = procfs.readable_thread(pid)
     source = ProcessSource(tid)
+    earlier = unpack(known) if known else None
+    if earlier is not None and (earlier.start_ticks, earlier.program) == (
+        ticks,
+        procfs.program(tid),
+    ):
+        with suppress(RemoteError, UnreadableError):
+            return RemotePython(pid, source, limits, earlier.runtime, ticks, known=earlier)
+        source.lost = None
     try:
         found = runtime.find(Memory(source, limits), tid)
         return RemotePython(pid, source, limits, found, ticks)

@@ -18,7 +18,7 @@ from hangwatch.remote.errors import NotPermittedError, ProcessGoneError
 
 MAX_MAPS: Final = 16 << 20
 CAP_SYS_PTRACE: Final = 19
-FUTEX: Final = "202"
+FUTEX: Final = b"202"
 """Number of the system call on x86-64."""
 
 
@@ -152,9 +152,15 @@ def outer_thread_ids(pid: int) -> dict[int, int]:
 def futex(pid: int, tid: int) -> int:
     """Return the address that a thread sleeps on in the ``futex`` system call, 0 if it does not."""
     try:
-        text = Path(f"/proc/{pid}/task/{tid}/syscall").read_text(encoding="ascii").split()
+        file = os.open(f"/proc/{pid}/task/{tid}/syscall", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0
+    try:
+        text = os.read(file, 256).split()
+    except OSError:
+        return 0
+    finally:
+        os.close(file)
     return int(text[1], 16) if len(text) > 1 and text[0] == FUTEX else 0
 
 

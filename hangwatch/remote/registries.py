@@ -16,7 +16,7 @@ A set that is resized while it is read makes no sense for a moment; it is then r
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from hangwatch.remote.errors import ExhaustedError, UnreadableError
@@ -55,7 +55,7 @@ class Registries:
         """Addresses of tasks, each once."""
         return tuple(self._found)
 
-    def read(self, interpreter: int, modules: dict[str, int]) -> None:
+    def read(self, interpreter: int, modules: Mapping[str, int]) -> None:
         """Read every registry of an interpreter."""
         if self.layout.task.node is not None:
             self._lists(interpreter, self.layout.task.node)
@@ -63,7 +63,7 @@ class Registries:
         for module in ("asyncio.tasks", "_asyncio"):
             if module not in modules:
                 continue
-            names = self.objects.module_names(modules[module])
+            names = self.objects.in_module(modules[module], (*WEAK_SETS, EAGER_SET, CURRENT))
             for name in (*WEAK_SETS, EAGER_SET):
                 registry = names.get(name, 0)
                 if registry and registry not in seen:

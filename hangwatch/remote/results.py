@@ -329,6 +329,7 @@ class Snapshot:
         interpreters, loops, tasks: What there is.
         waits: Who waits for whom.
         state: What state probes read; ``None`` if none were asked for.
+        threads: Their stacks, and what they wait for; ``None`` if they were not asked for.
         actors: Ids of the Ray actors that live in the process, hexadecimal.
         notes: What differs from the layout known for this version and was taken from the target.
         problems: What could not be read, or not for certain.
@@ -344,6 +345,7 @@ class Snapshot:
     tasks: tuple[Task, ...] = ()
     waits: Waits = Waits()
     state: tuple[StateTable, ...] | None = None
+    threads: tuple[Thread, ...] | None = None
     actors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()

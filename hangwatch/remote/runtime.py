@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -258,7 +258,30 @@ def _bind_asyncio_debug(
     return layout
 
 
-def _replace_words(layout: Layout, words: dict[str, int], notes: list[str], source: str) -> Layout:
+def differences(layout: Layout) -> dict[str, int]:
+    """Return the words of a bound layout that are not those of the table, by name."""
+    table = LAYOUTS[layout.version]
+    names = (*layout.words, *layout.asyncio_words)
+    return {
+        name: _word(layout, name) for name in names if _word(layout, name) != _word(table, name)
+    }
+
+
+def with_words(layout: Layout, words: Mapping[str, int]) -> Layout:
+    """Return the layout of the table with words that a target had."""
+    return _replace_words(layout, words, [], "what is known of the target")
+
+
+def _word(layout: Layout, name: str) -> int:
+    structure, _, attribute = name.partition(".")
+    owner: Any = getattr(layout, structure)
+    value: int = getattr(owner, attribute) if attribute else owner
+    return value
+
+
+def _replace_words(
+    layout: Layout, words: Mapping[str, int], notes: list[str], source: str
+) -> Layout:
     """Return *layout* with each named field replaced; zero means that the target has none."""
     for name, value in words.items():
         structure, _, attribute = name.partition(".")

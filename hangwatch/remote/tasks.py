@@ -90,7 +90,7 @@ class Tasks:
             The tasks, and for each object that is registered yet no readable task, why. Tasks
             that ended since they were listed are in neither.
         """
-        where = self.layout
+        where, drops = self.layout, self.memory.drops
         self.memory.prefetch(addresses, where.task.size)
         self._prefetch_parts(addresses)
         found: list[TaskView] = []
@@ -104,7 +104,7 @@ class Tasks:
                 failed[address] = str(error)
         self._walk(found)
         look = self.memory.again()
-        self._verify(found, look)
+        self._verify(found, look, whole=self.memory.drops == drops)
         return found, {at: why for at, why in failed.items() if self._is_there(at, look)}
 
     def _is_there(self, address: int, look: Memory) -> bool:
@@ -258,11 +258,14 @@ class Tasks:
 
     # ------------------------------------------------------------------ did it hold still?
 
-    def _verify(self, tasks: Sequence[TaskView], look: Memory) -> None:
+    def _verify(self, tasks: Sequence[TaskView], look: Memory, *, whole: bool) -> None:
+        """Mark what moved; *whole* says that the pages of the first look are all still there."""
         look.prefetch((at for task in tasks for at, data in task.witnesses), 160)
+        # Where no page differs, no witness does: so it is on a process that hangs.
+        still = whole and look.equals(self.memory)
         for task in tasks:
             if not task.torn:
-                task.torn = self._moved(task, look) or self._contradiction(task)
+                task.torn = ("" if still else self._moved(task, look)) or self._contradiction(task)
 
     def _moved(self, task: TaskView, look: Memory) -> str:
         for at, data in task.witnesses:

@@ -27,7 +27,7 @@ from hangwatch.remote.errors import ExhaustedError, UnreadableError
 from hangwatch.remote.frames import FrameView
 from hangwatch.remote.objects import HEAP_TYPE, TypeInfo
 from hangwatch.remote.results import ThreadWait
-from hangwatch.remote.threads import ThreadView
+from hangwatch.remote.threads import FRAMES_SEARCHED, ThreadView
 
 LOCK: Final = "_thread.lock"
 RLOCK: Final = "_thread.RLock"
@@ -42,7 +42,6 @@ GIL_SIZE: Final = 208
 GIL_HOLDER: Final = 8
 GIL_LOCKED: Final = 16
 
-FRAMES_SEARCHED: Final = 8
 OBJECTS_SEARCHED: Final = 400
 LEVELS_SEARCHED: Final = 3
 

@@ -7,15 +7,22 @@ a stack may be torn: frames of two moments. A hung thread's stack is not. Two re
 from __future__ import annotations
 
 import struct
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from hangwatch.remote.errors import ExhaustedError, UnreadableError
 from hangwatch.remote.frames import Frames, FrameView
+from hangwatch.remote.results import Frame
 
 MAX_THREADS: Final = 10_000
 RUNNING_LOOP_KEY: Final = "__asyncio_running_event_loop__"
+ACTIVE: Final = "_active"
+"""``threading``'s own dict of running threads, by ident."""
 RUNNING_LOOP_HOLDER: Final = 16
+FRAMES_SEARCHED: Final = 8
+"""Innermost frames of a blocked thread in which its lock is searched."""
 PTHREAD_TID: Final = 720
 """``struct pthread.tid`` in glibc on x86-64: 3.10 keeps no kernel id of its own."""
 
@@ -24,12 +31,18 @@ _WORD: Final = struct.Struct("<Q")
 
 @dataclass(slots=True)
 class ThreadView:
-    """One thread as it was read; ``views`` innermost first."""
+    """One thread as it was read.
+
+    Attributes:
+        frames: Its stack, innermost first.
+        views: Those of the frames that were wanted as views, in the same order.
+    """
 
     address: int
     ident: int
     native_id: int
     loop: int
+    frames: list[Frame] = field(default_factory=list)
     views: list[FrameView] = field(default_factory=list)
     torn: str = ""
 
@@ -44,8 +57,16 @@ class Threads:
         self.layout = frames.layout
         self.depth = depth
 
-    def read(self, interpreter: int, *, stacks: bool) -> list[ThreadView]:
-        """Return its threads, with their stacks if wanted."""
+    def read(
+        self, interpreter: int, *, stacks: bool = False, shown: bool = False
+    ) -> list[ThreadView]:
+        """Return its threads.
+
+        Args:
+            interpreter: Address of the interpreter.
+            stacks: Read every frame as a view.
+            shown: Read every frame for people, as views only those that locks can be found in.
+        """
         where = self.layout.thread
         found: list[ThreadView] = []
         seen: set[int] = set()
@@ -55,8 +76,10 @@ class Threads:
             try:
                 data = self.memory.read(at, where.size)
                 thread = self._thread(at, data)
-                if stacks:
-                    self._stack(thread, self._top(data))
+                if stacks or shown:
+                    searched = sys.maxsize if stacks else FRAMES_SEARCHED
+                    stack = self.frames.trace(self._top(data), self.depth * 8, searched)
+                    thread.frames, thread.views, thread.torn = stack
             except ExhaustedError:
                 raise
             except UnreadableError:
@@ -87,7 +110,9 @@ class Threads:
                 loop = self.memory.word(address + where.running_loop)
                 return 0 if not loop or self.objects.is_none(loop) else loop
             names = _WORD.unpack_from(data, where.dict)[0]
-            value = self.objects.names(names).get(RUNNING_LOOP_KEY, 0) if names else 0
+            if not names:
+                return 0
+            value = self.objects.find(names, (RUNNING_LOOP_KEY,)).get(RUNNING_LOOP_KEY, 0)
             if not value:
                 return 0
             kind = self.objects.type_of(value).name
@@ -111,31 +136,13 @@ class Threads:
         cframe = _WORD.unpack_from(data, where.cframe)[0]
         return self.memory.word(cframe + where.cframe_frame) if cframe else 0
 
-    def _stack(self, thread: ThreadView, top: int) -> None:
-        seen: set[int] = set()
-        at = top
-        while at:
-            if at in seen or len(thread.views) >= self.depth * 8:
-                thread.torn = "its stack runs in a circle" if at in seen else "its stack was cut"
-                return
-            seen.add(at)
-            try:
-                view, at = self.frames.frame_and_back(at)
-            except ExhaustedError:
-                raise
-            except UnreadableError as error:
-                thread.torn = str(error)
-                return
-            if view is not None:
-                thread.views.append(view)
-
-    def names(self, modules: dict[str, int]) -> dict[int, str]:
+    def names(self, modules: Mapping[str, int]) -> dict[int, str]:
         """Return the names that ``threading`` gave to threads, by ident."""
         found: dict[int, str] = {}
         if "threading" not in modules:
             return found
         try:
-            active = self.objects.module_names(modules["threading"]).get("_active", 0)
+            active = self.objects.in_module(modules["threading"], (ACTIVE,)).get(ACTIVE, 0)
             for key, thread in self.objects.pairs(active) if active else ():
                 name = self.objects.attribute(thread, "_name")
                 if name:

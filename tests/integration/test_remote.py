@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,20 @@ def differences(found: Task | None, truth: dict[str, Any], everybody: dict[str, 
     return wrong
 
 
-def check_graph(interpreter: Interpreter, seed: int, folder: Path, *extra: str) -> int:
+def acquainted(pid: int) -> remote.RemotePython:
+    """Attach to a process that an earlier reader knows well."""
+    return remote.attach(pid, known=remote.attach(pid).learn())
+
+
+def check_graph(
+    interpreter: Interpreter,
+    seed: int,
+    folder: Path,
+    *extra: str,
+    attach: Callable[[int], remote.RemotePython] = remote.attach,
+) -> int:
     with running(interpreter, "graph", seed, TASKS, *extra, folder=folder) as (process, truth):
-        snapshot = remote.attach(process.pid).tasks()
+        snapshot = attach(process.pid).tasks()
 
     everybody = truth["tasks"]
     tasks = {str(task.id): task for task in snapshot.tasks}
@@ -122,6 +133,13 @@ def test_every_task_of_a_program_at_rest_is_read_exactly(
     interpreter: Interpreter, seed: int, tmp_path: Path
 ):
     assert check_graph(interpreter, seed, tmp_path) > TASKS / 2
+
+
+@EVERY
+def test_every_task_is_read_exactly_by_whoever_knows_the_process(
+    interpreter: Interpreter, tmp_path: Path
+):
+    assert check_graph(interpreter, 0, tmp_path, attach=acquainted) > TASKS / 2
 
 
 @EVERY

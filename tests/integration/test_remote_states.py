@@ -414,6 +414,12 @@ class Interrupted:
         return self.inner(ranges, cost)
 
 
+def begin_cold(reader: remote.RemotePython) -> None:
+    """Let the next reading fetch every page when it comes to it, not most of them with one read."""
+    reader.forget()
+    reader._memory.touched.clear()
+
+
 def source_of(reader: remote.RemotePython) -> ProcessSource:
     source = reader._memory.source
     assert isinstance(source, ProcessSource)
@@ -427,7 +433,9 @@ def test_a_process_that_is_killed_while_it_is_read_leaves_what_was_read(
     with running(ONE, "graph", 1, 1200, folder=tmp_path) as (process, _):
         reader = remote.attach(process.pid)
         reader.tasks()
+        begin_cold(reader)
         whole = reader.tasks()
+        begin_cold(reader)
 
         def kill() -> None:
             process.kill()
@@ -482,6 +490,7 @@ def test_a_process_that_executes_another_program_is_not_taken_for_the_old_one(
             output.with_name("states.json.go").touch()
             eventually(output.with_name("states.json.again").exists)
 
+        begin_cold(reader)
         Interrupted(source_of(reader), 3, execute)
         with contextlib.suppress(remote.ProcessGoneError):
             snapshot = reader.tasks()

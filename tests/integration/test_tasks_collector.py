@@ -57,6 +57,43 @@ def the_line():
     return next(i for i, line in enumerate(STUCK.splitlines(), start=1) if "# the line" in line)
 
 
+LOCKED = """
+import threading
+lock = threading.Lock()
+def holder():
+    with lock:
+        threading.Event().wait()
+def waiter():
+    with lock:
+        pass
+threading.Thread(target=holder, name="holder", daemon=True).start()
+while not lock.locked(): pass
+threading.Thread(target=waiter, name="waiter", daemon=True).start()
+"""
+
+
+def test_every_thread_is_there_with_its_stack_and_the_owner_of_its_lock(tmp_path):
+    with python(LOCKED) as it:
+        eventually(
+            lambda: any(
+                "waiter" in {frame.function for frame in thread.frames} and thread.waits
+                for thread in remote.attach(it.pid).threads()
+            )
+        )
+        outcome, _ = capture(it.pid, output=tmp_path)
+        found = json.loads(read(outcome, f"processes/api_server-{it.pid}", "stacks2.json"))
+
+    jsonschema.validate(found, schemas()["loose-evidence.stacks.1"])
+    threads = {thread["name"]: thread for thread in found["threads"]}
+    stacks = {
+        name: [found["frames"][place]["function"] for place in thread["frames"]]
+        for name, thread in threads.items()
+    }
+    assert "waiter" == stacks["waiter"][0]
+    assert "holder" in stacks["holder"]
+    assert threads["holder"]["thread_ident"] == threads["waiter"]["waits"]["owner_ident"]
+
+
 def test_both_samples_have_every_task_with_the_line_of_its_await(tmp_path):
     with stuck(tmp_path) as it:
         outcome, evidence = capture(it.pid, output=tmp_path)
