@@ -114,6 +114,17 @@ def test_idle_servers_raise_no_alarm(tmp_path):
     assert [] == list((tmp_path / "bundles").iterdir())
 
 
+@pytest.mark.skipif(
+    not faults.load("collective-gloo").unavailable(), reason="torch is installed here"
+)
+def test_a_fault_that_cannot_happen_here_is_said_to(tmp_path):
+    done = demo(tmp_path, "collective-gloo")
+
+    assert 2 == done.returncode
+    assert "collective-gloo cannot happen here: torch is not installed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_unknown_fault_is_a_mistake_of_usage(tmp_path):
     done = demo(tmp_path, "earthquake")
 

@@ -292,6 +292,11 @@ def polls(seen: Seen) -> object:
     return seen.awaits("get_output_async", "await asyncio.sleep(0.001)")
 
 
+def polls_gpu(seen: Seen) -> object:
+    chain = seen.tasks()["ModelAgentLoop"].chain
+    return any(frame.function == "get_output_async" for frame in chain)
+
+
 LOOKS: dict[str, Callable[[Seen], object]] = {
     "asleep": nobody_asks,
     "await-never": await_never,
@@ -306,7 +311,7 @@ LOOKS: dict[str, Callable[[Seen], object]] = {
     "exit": ended,
     "fork-lock": fork_lock,
     "gil-held": gil_held,
-    "gpu-kernel": lambda seen: bool(seen.tasks()["ModelAgentLoop"].chain),
+    "gpu-kernel": polls_gpu,
     "idle": nobody_asks,
     "import-lock": import_lock,
     "livelock": livelock,

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -143,6 +143,72 @@ def test_the_faults_that_are_not_hangs_look_as_they_do_upstream(tmp_path):
         wait_for(lambda: "healthy" == health(quiet)["status"], "health without beats")
         before = beats(slow)
         wait_for(lambda: beats(slow) > before + 1, "a slow server's beats")
+
+
+def test_a_scheduler_that_is_stuck_has_requests_waiting_and_none_running(tmp_path):
+    with start(tmp_path, "scheduler-stuck") as server:
+        server.start_fault()
+        server.truth()
+
+        wait_for(lambda: metric(server, "num_requests_waiting") == 8, "requests that wait")
+        assert 0 == metric(server, "num_requests_running")
+        assert 1 == metric(server, "gpu_cache_usage_perc")
+        wait_for(lambda: "Maybe cache is full" in server.log.read_text(), "the warning")
+        wait_for(
+            lambda: "scheduler_tick has not advanced" in health(server)["message"],
+            "the health monitor's verdict",
+        )
+
+
+def test_a_task_that_dies_is_logged_and_missed_by_the_health_monitor(tmp_path):
+    with start(tmp_path, "engine-task-dead") as server:
+        server.start_fault()
+        server.truth()
+
+        wait_for(lambda: "Task <ModelAgentLoop> failed" in server.log.read_text(), "the error")
+        wait_for(
+            lambda: "loop task has stopped: ['ModelAgentLoop']" in health(server)["message"],
+            "the health monitor's verdict",
+        )
+
+
+def test_a_server_that_sleeps_says_so(tmp_path):
+    with start(tmp_path, "asleep") as server:
+        server.start_fault()
+        server.truth()
+
+        wait_for(lambda: "sleeping" == health(server)["status"], "sleep")
+        assert (200, '{"is_sleeping":true}') == get(f"{server.url}/is_sleeping")
+        assert "POST /sleep?level=2 HTTP/1.1" in server.log.read_text()
+
+
+def test_a_log_that_is_rotated_often_goes_on_in_new_files(tmp_path):
+    with start(tmp_path, "log-rotation") as server:
+        server.start_fault()
+        server.truth()
+        seen = {}
+
+        def look() -> bool:
+            with suppress(FileNotFoundError):  # between the two steps of a rotation
+                seen[server.log.stat().st_ino] = beats(server)
+            return len([inode for inode, count in seen.items() if count]) >= 3
+
+        wait_for(look, "a beat in the third file")
+
+
+def test_a_log_whose_copier_lost_it_ends_while_tokens_flow(tmp_path):
+    with start(tmp_path, "log-dead") as server:
+        wait_for(lambda: beats(server) >= 2, "the second beat")
+        server.start_fault()
+        server.truth()
+        tokens = metric(server, "generation_tokens_total")
+        wait_for(lambda: metric(server, "generation_tokens_total") > tokens + 100, "tokens")
+        # The copier looks at its orders with the next line, which has come by now.
+        size = server.log.stat().st_size
+
+        wait_for(lambda: metric(server, "generation_tokens_total") > tokens + 500, "more tokens")
+        assert size == server.log.stat().st_size
+        wait_for(lambda: "healthy" == health(server)["status"], "health without a log")
 
 
 def test_processes_end_or_stop_as_told(tmp_path):
