@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
-from captures import capture, read
+from captures import CLOCK, capture, read, request_for
 from processes import python
 
+from hangwatch.capture import bundle
 from hangwatch.system import procfs
 
 ENGINE = """import threading
@@ -214,3 +216,48 @@ def test_what_torch_was_built_for_is_read_and_not_executed(tmp_path):
         versions = json.loads(read(outcome, f"processes/api_server-{it.pid}", "versions.json"))
 
     assert {"__version__": "2.8.0+cu128", "cuda": "12.8", "git_version": "abc"} == versions["torch"]
+
+
+PRIVATE = """import threading
+
+
+def step(ready):
+    def sampled():
+        threading.Event().wait()
+
+    threading.Thread(target=sampled, name="hf_PlantedPlantedPlantedPlanted", daemon=True).start()
+    ready()
+    api_key = "sk-planted-planted-planted"
+    threading.Event().wait()
+    return api_key
+"""
+
+
+def test_nothing_private_of_an_engine_reaches_the_bundle(tmp_path):
+    folder = packages(tmp_path)
+    publish(folder, **{"engine.py": PRIVATE})
+    environment = {**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv")}
+    arguments = [
+        "--dtype",
+        "sk-planted-planted-planted",
+        "--speculative-config",
+        '{"token": "hf_PlantedPlantedPlantedPlanted"}',
+    ]
+    with python(
+        RUN.format(folder=str(folder)),
+        env=environment,
+        arguments=arguments,
+        rest="engine.step(ready)",
+    ) as it:
+        outcome, _ = capture(it.pid, output=tmp_path / "output", gap=3.0)
+        request = request_for(it.pid, output=tmp_path / "output")
+        path = bundle.write(outcome, request, clock=CLOCK).path
+
+    with tarfile.open(path) as archive:
+        files = {
+            member.name.partition("/")[2]: archive.extractfile(member).read()
+            for member in archive.getmembers()
+        }
+    assert [] == [name for name, data in files.items() if b"planted" in data.lower()]
+    assert b"threading.Event().wait()" in files["environment/sources.json"]
+    assert b"sampled" in files[f"processes/api_server-{it.pid}/samples.txt"]

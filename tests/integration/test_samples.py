@@ -96,7 +96,10 @@ def test_a_profiler_that_does_not_end_is_killed_with_what_it_started(tmp_path):
         tool = program(tmp_path / "py-spy", f"trap '' INT; sleep {mark} & sleep {mark}")
         evidence, _ = sampled(tmp_path, it.pid, py_spy=tool)
 
-    assert FailureKind.TIMED_OUT == evidence.failure.kind
+    assert (FailureKind.TIMED_OUT, "py-spy did not end in time and was killed") == (
+        evidence.failure.kind,
+        evidence.failure.message,
+    )
     eventually(lambda: not [p for p in procfs.pids() if mark in title(p)])
 
 
