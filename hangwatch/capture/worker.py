@@ -18,7 +18,7 @@ import resource
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hangwatch.capture.rooms import QUOTA, StepRoom, is_full
 from hangwatch.core.codec import from_plain, to_plain
@@ -36,9 +36,6 @@ from hangwatch.system import procfs
 from hangwatch.system.attaching import Note, explained, settle_left
 from hangwatch.system.channel import Channel
 from hangwatch.system.spawn import message_kind, serve
-
-MAX_DATA: Final = 1 << 30
-"""Bytes of memory of its own for a step and each tool it starts, files that are mapped aside."""
 
 
 def run_step(step: Step, room: StepRoom, touching: Callable[[], None]) -> Failure | None:
@@ -88,7 +85,6 @@ def _attach(
 def _limit(memory: int) -> None:
     for what, bytes_ in (
         (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_DATA, max(MAX_DATA, memory // 4)),
         (resource.RLIMIT_FSIZE, 2 * QUOTA),
         (resource.RLIMIT_CORE, 0),
     ):

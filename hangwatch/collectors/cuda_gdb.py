@@ -51,6 +51,7 @@ def _collect(step: Step, room: Room) -> None:
         timeout=step.timeout - 2.0,
         limit=MAX_OUTPUT,
         budget=(step.budget_ms or BUDGET_MS) / 1000,
+        memory=MEMORY // 4,
     )
     try:
         run = run_attached(tool, room.note)

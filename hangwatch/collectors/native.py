@@ -40,6 +40,9 @@ BUDGET_MS: Final = 250.0
 WORTH_MS: Final = 50.0
 """Milliseconds that must be left for a plain dump: it stops 48 threads for that long."""
 
+ADDRESS_SPACE: Final = 32 << 30
+"""Bytes: py-spy maps the libraries of its target whole, and those of PyTorch and CUDA have 5 GB."""
+
 TIMEOUT: Final = 15.0
 
 
@@ -180,7 +183,7 @@ COLLECTOR: Final = Collector(
     budget_ms=BUDGET_MS,
     gates=(Gate.HUNG, Gate.NO_D_STATE, Gate.NOT_STOPPED, Gate.NO_TRACER),
     roles=frozenset({Role.ENGINE, Role.ENGINE_WORKER}),
-    memory=8 << 30,  # address space: py-spy maps libraries whole, and those of CUDA have 4 GB
+    memory=ADDRESS_SPACE,
     options={
         "budget_ms": "milliseconds that the process may stand still (250)",
         "inside_root": "yes: run our py-spy in the root of the process; needs SYS_CHROOT",

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import time
@@ -31,6 +32,9 @@ from hangwatch.model.capture import CollectorError, Failure, FailureKind, Settle
 from hangwatch.model.identity import ProcessId
 from hangwatch.system import procfs
 from hangwatch.system.spawn import WATCH_INTERVAL, ToolResult, run_tool
+
+MAX_MEMORY: Final = 1 << 30
+"""Bytes: py-spy has 105 MB resident with torch, files that it maps among them."""
 
 PATIENCE: Final = 1.0
 """Seconds that a killed tool is given to let go of its target."""
@@ -229,6 +233,7 @@ class Tool:
         timeout: Seconds after which it is killed.
         limit: Bytes of output after which it is killed.
         budget: Seconds that the target may stand still.
+        memory: Bytes of memory of its own; files that it maps are not counted.
         inside: Runs a program of ours in the file system of the target.
     """
 
@@ -236,6 +241,7 @@ class Tool:
     timeout: float
     limit: int
     budget: float
+    memory: int = MAX_MEMORY
     inside: Inside | None = None
 
 
@@ -300,6 +306,9 @@ def _watch_and_exit(tool: Tool, path: Path, note: Note, lifeline: int, answer: i
     """Be the watcher: run the tool, say how it went, end."""
     try:
         os.setsid()
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        memory = tool.memory if most == resource.RLIM_INFINITY else min(tool.memory, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, most))
         inside = (tool.inside.program, tool.inside.root) if tool.inside is not None else ()
         _close_all_but({0, 1, 2, lifeline, answer, *inside})
         said = _watched(tool, path, note, lifeline)

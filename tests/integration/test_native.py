@@ -61,6 +61,21 @@ def test_c_frames_stand_below_the_python_frames_that_called_them(tmp_path):
     assert after
 
 
+def test_a_library_as_large_as_those_of_cuda_is_no_reason_to_fail(tmp_path):
+    installation = tmp_path / "installation"
+    environment = {**os.environ, **furnish(installation)}
+    for path in (*(installation / "lib").iterdir(), installation / "bin/python"):
+        os.truncate(path, 3 << 30)  # a hole
+    interpreter = str(installation / "bin/python")
+    with python(IN_C, rest="asleep_in_c()", interpreter=interpreter, env=environment) as it:
+        (evidence,) = run_steps(
+            tmp_path / "output", step_for(it.pid, collector="native", budget_ms="9999")
+        )
+
+    assert evidence.failure is None
+    assert {"asleep_in_c", "time_sleep"} <= frames(tmp_path / "output", evidence)
+
+
 def test_one_thread_of_the_dump_is_one_line(tmp_path, target):
     (evidence,) = run_steps(tmp_path, step_for(target, collector="native", budget_ms="9999"))
     (work,) = tmp_path.glob("*.partial")
@@ -109,7 +124,8 @@ def test_a_tool_that_stops_its_target_for_too_long_is_killed_and_the_target_goes
     mark = f"3600.{random.randrange(10**9)}"
     tool = program(tmp_path / "py-spy", stopping(f"sleep {mark} & sleep {mark}"))
 
-    (evidence,) = run_steps(tmp_path, step_for(target, collector="native", py_spy=tool))
+    step = step_for(target, collector="native", py_spy=tool, timeout=3600.0)
+    (evidence,) = run_steps(tmp_path, step)
 
     assert (FailureKind.OVER_BUDGET, Settled.CONTINUED) == (evidence.failure.kind, evidence.settled)
     assert "SIGCONT" in evidence.failure.message
@@ -122,9 +138,8 @@ def test_a_tool_that_stops_its_target_for_too_long_is_killed_and_the_target_goes
 def test_a_target_that_hangs_under_a_real_tracer_is_let_go_at_the_budget(tmp_path, target):
     tool = program(tmp_path / "py-spy", SEIZING)
 
-    (evidence,) = run_steps(
-        tmp_path, step_for(target, collector="native", py_spy=tool, budget_ms="100")
-    )
+    step = step_for(target, collector="native", py_spy=tool, budget_ms="100", timeout=3600.0)
+    (evidence,) = run_steps(tmp_path, step)
 
     assert (FailureKind.OVER_BUDGET, Settled.AS_BEFORE) == (evidence.failure.kind, evidence.settled)
     assert is_as_before(target)
@@ -168,10 +183,10 @@ def test_a_target_that_somebody_else_had_stopped_stays_stopped(tmp_path, target)
 # ---------------------------------------------------------------------- whoever is killed
 
 
-def hold(tmp_path):
+def hold(tmp_path, then="exec sleep {mark}"):
     """Return a tool that stops its target and then does nothing, and a word of its title."""
     mark = f"3600.{random.randrange(10**9)}"
-    return program(tmp_path / "py-spy", stopping(f"exec sleep {mark}")), mark
+    return program(tmp_path / "py-spy", stopping(then.format(mark=mark))), mark
 
 
 def parents(pid):
@@ -204,15 +219,16 @@ def test_a_target_goes_on_when_those_who_watch_the_tool_are_killed(tmp_path, tar
 
 
 def test_a_target_goes_on_when_the_deadline_ends_its_step(tmp_path, target):
-    tool, mark = hold(tmp_path)
+    tool, mark = hold(tmp_path, "sleep {mark} & exec sleep {mark}")
     step = step_for(target, collector="native", py_spy=tool, budget_ms="1e9", timeout=60.0)
 
-    with pool(tmp_path / "output", stopped=lambda: bool(titled(mark))) as (workers, _):
+    with pool(tmp_path / "output", stopped=lambda: len(titled(mark)) == 2) as (workers, _):
         workers.submit([step], phase=Phase.LATER)
         (evidence,) = workers.wait([step])
 
     assert (FailureKind.DEADLINE, Settled.CONTINUED) == (evidence.failure.kind, evidence.settled)
     assert is_as_before(target)
+    eventually(lambda: not titled(mark))
 
 
 CONDUCTOR = """
