@@ -21,7 +21,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from hangwatch import registry
@@ -51,7 +51,7 @@ from hangwatch.model.capture import (
 )
 from hangwatch.model.dossier import TaskMotion, TaskReading, TaskRecord, ThreadStack
 from hangwatch.model.identity import NEEDED, ProcessId
-from hangwatch.model.observation import ProcessesSeen, StacksSeen
+from hangwatch.model.observation import GpusSeen, HealthSeen, ProcessesSeen, StacksSeen
 from hangwatch.model.process import ProcessRow
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.time import Clock, Instant
@@ -378,8 +378,32 @@ class _Capture:
     def _stage_a(self, plan: CapturePlan) -> StageA:
         at = self._clock.now()
         return StageA(
-            stacks=self._stacks(plan.targets, at), processes=self._processes(plan.targets, at)
+            stacks=self._stacks(plan.targets, at),
+            processes=self._processes(plan.targets, at),
+            answers=self._answers(plan.targets, at),
         )
+
+    def _answers(
+        self, targets: tuple[Target, ...], at: Instant
+    ) -> tuple[HealthSeen | GpusSeen, ...]:
+        # It parses all kinds of evidence: not before the first of it is in.
+        from hangwatch.core import loose
+
+        folders = [PurePosixPath(), PurePosixPath("gpu"), *(target.folder for target in targets)]
+        names = [
+            planning.file_name(stem, suffix, sample)
+            for stem, suffix in (("procs", ".json"), ("gpu", ".csv"), ("health", ".json"))
+            for sample in (1, 2)
+        ]
+        paths = [folder / name for folder in folders for name in names]
+        files = {
+            str(path): place.read_bytes()
+            for path in paths
+            if (place := self._rooms.path / path).is_file()
+        }
+        instances = [each.instance for each in self._request.instances]
+        seen = loose.snapshots(files, profile=self._profile, at=at, instances=instances)
+        return tuple(each for each in seen if isinstance(each, HealthSeen | GpusSeen))
 
     def _stacks(self, targets: tuple[Target, ...], at: Instant) -> tuple[StacksSeen, ...]:
         threads = {target.process.pid: self._threads(target) for target in targets}

@@ -303,7 +303,11 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         beats = recent_beats(kin.logs, policy=request.policy, profiles=profiles, clock=clock)
         profile = beats[-1].profile if beats else request.profile
         known.append(replace(request, beats=beats, profile=profile))
-        seen: tuple[Observation, ...] = (*stage_a.processes, *stage_a.stacks)
+        seen: tuple[Observation, ...] = (
+            *stage_a.processes,
+            *stage_a.stacks,
+            *stage_a.answers,
+        )
         return judgement(known[-1], seen, until=clock.now(), profile=profiles[profile]).verdict.word
 
     try:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import InstanceKey, ProcessId, Role
 from hangwatch.model.incident import Incident, Transition
-from hangwatch.model.observation import ProcessesSeen, StacksSeen
+from hangwatch.model.observation import GpusSeen, HealthSeen, ProcessesSeen, StacksSeen
 from hangwatch.model.policy import Policy
 from hangwatch.model.process import Listener
 from hangwatch.model.profile import EngineProfile
@@ -535,10 +535,18 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageA:
-    """What stage A says to ``judge``."""
+    """What stage A says to ``judge``.
+
+    Attributes:
+        stacks: Of each instance.
+        processes: Of each instance.
+        answers: What servers and the GPU driver had answered by then; those that keep us waiting
+            are not waited for.
+    """
 
     stacks: tuple[StacksSeen, ...] = ()
     processes: tuple[ProcessesSeen, ...] = ()
+    answers: tuple[HealthSeen | GpusSeen, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

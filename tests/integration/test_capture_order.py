@@ -1,8 +1,10 @@
-"""Steps that must not meet: two that attach to one process, and one that breaks its target."""
+"""What waits for what: steps that must not meet, and a verdict for what was answered in time."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from captures import capture
@@ -10,6 +12,9 @@ from processes import python
 
 from hangwatch import registry
 from hangwatch.model.capture import Stage
+from hangwatch.model.observation import GpusSeen
+
+PLAYER = Path(__file__).parent / "programs" / "nvml"
 
 
 @pytest.fixture
@@ -55,3 +60,17 @@ def test_two_that_attach_to_one_process_take_turns(tmp_path, known, target):
 
     first, second = evidence[f"environment/{target}"], evidence[f"stacks/{target}"]
     assert first.started_at + first.elapsed <= second.started_at
+
+
+def test_whoever_judges_knows_what_the_gpu_driver_said(tmp_path, known, target, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(PLAYER))
+    monkeypatch.setenv("PLAYED_GPUS", json.dumps({"minors": [0], "users": [[target]]}))
+    known(kernel={}, gpu={"waits": False})
+    told = []
+
+    capture(target, output=tmp_path, rejudge=lambda stage_a: told.append(stage_a) or "")
+
+    (gpus,) = [each for each in told[0].answers if isinstance(each, GpusSeen)]
+    assert [(0, 100.0, 0.0)] == [
+        (gpu.index, gpu.utilization_pct, gpu.memory_activity_pct) for gpu in gpus.gpus
+    ]

@@ -14,6 +14,8 @@ import types
 
 PLAY = json.loads(os.environ["PLAYED_GPUS"])
 NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED = 12, 9
+NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_GPU_IS_LOST = 3, 13, 15
+NVML_NVLINK_MAX_LINKS = 0
 
 
 class NVMLError(Exception):
@@ -31,6 +33,10 @@ def _index(handle):
 def nvmlInit():
     if PLAY.get("absent"):
         raise NVMLError("NVML Shared Library Not Found")
+
+
+def nvmlShutdown():
+    pass
 
 
 def nvmlDeviceGetCount():
