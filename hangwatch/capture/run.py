@@ -28,7 +28,7 @@ from hangwatch import registry
 from hangwatch.capture import census
 from hangwatch.capture.pool import WAITING_WIDTH, Pool, width
 from hangwatch.capture.rooms import Rooms
-from hangwatch.core import awaiting, kinship, motion, planning
+from hangwatch.core import awaiting, blackbox, kinship, motion, planning
 from hangwatch.core.codec import to_plain
 from hangwatch.model.capture import (
     CapturedInstance,
@@ -529,6 +529,12 @@ def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mappi
     if request.incident is not None and request.incident.window is not None:
         onset = request.epoch.wall_of(request.incident.window.latest).isoformat()
         ours |= {"logs": {"onset": onset}, "ray_logs": {"onset": onset}}
+    if request.state:
+        window = request.incident.window if request.incident is not None else None
+        ours["blackbox"] = {
+            "ring": str(Path(request.state, blackbox.RING)),
+            "progress_at": "" if window is None else str(window.earliest),
+        }
     given = request.options
     return {
         name: {**ours.get(name, {}), **given.get(name, {})} for name in ours.keys() | given.keys()

@@ -546,6 +546,30 @@ class LooseProcesses(RootModel[list[LooseProcess]]):
     """``procs.json``, and ``procs2.json`` for the second sample."""
 
 
+class LooseStop(_Document):
+    """When the pattern changed in which one process runs."""
+
+    pid: int
+    start_ticks: int | None = None
+    role: str = ""
+    instance: str = Field("", description="Name of the instance that it works for.")
+    change: Literal["quiet", "spinning", "ended", "unchanged", "inactive", "unknown"]
+    earliest: AwareDatetime | None = Field(None, description="The change came no earlier.")
+    latest: AwareDatetime | None = Field(None, description="The change came no later.")
+    tid: int | None = Field(None, description="The thread that this is about.")
+    name: str = Field("", description="Its name by the kernel.")
+    slices_per_s: float | None = Field(
+        None, description="How often it was put on a CPU before, a second."
+    )
+    slices_per_s_after: float | None = None
+    cpu_pct: float | None = Field(None, description="Share of a core before, percent.")
+    cpu_pct_after: float | None = None
+
+
+class LooseStops(RootModel[list[LooseStop]]):
+    """``stops.json``: what the black box says of each process."""
+
+
 class LooseHealth(_Document):
     """``health.json``: one answer of a health endpoint, or why there was none."""
 
@@ -812,6 +836,7 @@ DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "loose-evidence.tasks.1": LooseTasks,
     "loose-evidence.stacks.1": LooseStacks,
     "loose-evidence.procs.1": LooseProcesses,
+    "loose-evidence.stops.1": LooseStops,
     "loose-evidence.health.1": LooseHealth,
     "loose-evidence.metrics.1": LooseMetrics,
     "loose-evidence.kernel.1": LooseKernel,

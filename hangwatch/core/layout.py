@@ -45,6 +45,8 @@ class Kind(StrEnum):
     KERNEL_STACK = "kernel_stack"
     FACTS = "facts"
     """Side facts as JSON: ``fs.json``, ``topology.json``, ``events.json``, ``kernel.json``."""
+    STOPS = "stops"
+    COUNTERS = "counters"
     LOG = "log"
     REPLAY = "replay"
     """What a replay needs beside the log: ``arrival.txt``, ``replay.json``."""
@@ -58,6 +60,8 @@ _KINDS: Final = (
     (re.compile(r"expect\.json"), Kind.EXPECTATION),
     (re.compile(r"arrival\.txt|replay\.json"), Kind.REPLAY),
     (re.compile(r"beats\.csv"), Kind.BEATS),
+    (re.compile(r"stops\.json"), Kind.STOPS),
+    (re.compile(r"counters\.csv"), Kind.COUNTERS),
     (re.compile(r"threads(\d?)\.json"), Kind.THREADS),
     (re.compile(r"tasks(\d?)\.json"), Kind.TASKS),
     (re.compile(r"samples\.txt"), Kind.SAMPLES),

@@ -6,9 +6,10 @@
 objects with ``pid``, ``role``, ``state`` …), ``health.json`` (``http``, ``status``, ``message``
 or ``error``), ``metrics.prom`` (Prometheus text, or a JSON list of its lines), ``gpu.csv``
 (``nvidia-smi --query-gpu --format=csv``), ``gpu.err``, ``kmsg.txt``, ``stack_PID.txt``,
-``fs.json``, ``topology.json``, ``events.json`` and logs. A ``2`` before the dot makes it the
-second sample. A missing key means *not collected*; unknown keys are kept. Collectors write the
-same shapes into ``processes/<role>-<pid>/``, which says whose a file is.
+``stops.json`` (who ceased to run as before, and when), ``fs.json``, ``topology.json``,
+``events.json`` and logs. A ``2`` before the dot makes it the second sample. A missing key means
+*not collected*; unknown keys are kept. Collectors write the same shapes into
+``processes/<role>-<pid>/``, which says whose a file is.
 
 Nothing here raises for what a file holds: what cannot be read is a problem in the dossier.
 """
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hangwatch.core import awaiting, endpoints, motion
+from hangwatch.core import awaiting, blackbox, endpoints, motion
 from hangwatch.core.codec import CodecError, from_plain
 from hangwatch.core.hindsight import onset
 from hangwatch.core.kinship import recognised
@@ -110,6 +111,7 @@ class _Parsed:
     processes: list[tuple[int, ProcessRecord]] = field(default_factory=list)
     health: list[HealthRecord] = field(default_factory=list)
     metrics: list[MetricSample] = field(default_factory=list)
+    stops: list[tuple[Mapping[str, Any], Citation]] = field(default_factory=list)
     gpus: list[GpuRow] = field(default_factory=list)
     gpu_problem: str = ""
     kernel_log: list[Citation] = field(default_factory=list)
@@ -261,6 +263,7 @@ def dossier(
         tasks=awaiting.tasks(parsed.tasks, parsed.task_readings),
         task_readings=tuple(parsed.task_readings),
         processes=tuple(row for sample, row in parsed.processes if sample == last),
+        stops=blackbox.recorded(parsed.stops, result.epoch),
         gpus=tuple(parsed.gpus),
         gpu_problem=parsed.gpu_problem,
         health=tuple(parsed.health),
@@ -357,6 +360,15 @@ def _process(raw: Mapping[str, Any], pid: int, where: Place, line: int) -> Proce
         citation=Citation(path=where.path, line=line, text=told),
         extra={key: value for key, value in raw.items() if key not in known},
     )
+
+
+def _read_stops(
+    parsed: _Parsed, where: Place, data: bytes, _profile: EngineProfile, _at: Instant
+) -> None:
+    lines = data.decode("utf-8", "replace").split("\n")
+    for raw, line in objects(data):
+        text = lines[line - 1].strip().rstrip(",")[:MAX_QUOTE]
+        parsed.stops.append((raw, Citation(path=where.path, line=line, text=text)))
 
 
 def _read_health(
@@ -482,6 +494,7 @@ _READERS: Final[Mapping[Kind, Callable[[_Parsed, Place, bytes, EngineProfile, In
     Kind.THREADS: _read_threads,
     Kind.TASKS: _read_tasks,
     Kind.PROCESSES: _read_processes,
+    Kind.STOPS: _read_stops,
     Kind.HEALTH: _read_health,
     Kind.METRICS: _read_metrics,
     Kind.GPU: _read_gpu,
@@ -491,7 +504,9 @@ _READERS: Final[Mapping[Kind, Callable[[_Parsed, Place, bytes, EngineProfile, In
     Kind.FACTS: _read_facts,
     Kind.LOG: _read_log,
 }
-_JSON_KINDS: Final = frozenset((Kind.THREADS, Kind.TASKS, Kind.PROCESSES, Kind.HEALTH, Kind.FACTS))
+_JSON_KINDS: Final = frozenset(
+    (Kind.THREADS, Kind.TASKS, Kind.PROCESSES, Kind.STOPS, Kind.HEALTH, Kind.FACTS)
+)
 
 
 def _object(files: Mapping[str, bytes], name: str, problems: list[str]) -> dict[str, Any]:

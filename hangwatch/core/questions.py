@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from hangwatch.core import awaiting, motion
+from hangwatch.core import awaiting, blackbox, motion
 from hangwatch.core.loose import family, role_of
 from hangwatch.core.witnesses import POLLING, QUIET_CPU
 from hangwatch.model.dossier import (
@@ -17,6 +17,7 @@ from hangwatch.model.dossier import (
     HealthRecord,
     InstanceRecord,
     ProcessRecord,
+    ProcessStop,
     TaskMotion,
     ThreadMotion,
 )
@@ -27,6 +28,9 @@ from hangwatch.model.vitals import Motion, StackVital
 
 MOST_OTHERS: Final = 2
 """Awaits that are named beside the one that explains most."""
+
+LEAD: Final = 60.0
+"""Seconds from a stop to the stop of those that wait for it, at most: they may have work left."""
 
 ENGINES: Final = frozenset((Role.ENGINE, Role.ENGINE_WORKER, Role.RAY_WORKER))
 
@@ -176,6 +180,70 @@ def shared_processes(dossier: Dossier) -> tuple[ProcessRecord, ...]:
         row
         for row in dossier.processes
         if role_of(row.role) in roles and not row.extra.get("instance")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precedence:
+    """Who stopped before all others whose pattern changed, by the black box.
+
+    Attributes:
+        lead: Who, and by how much.
+        shared: Whether all of the first serve several instances, and others of these stopped.
+        who: The first, for a sentence: ``store 4242``.
+        before: By how much, for a sentence: ``0.25 to 0.75 s``.
+    """
+
+    lead: blackbox.Lead
+    shared: bool
+    who: str
+    before: str
+
+
+def precedence(dossier: Dossier) -> Precedence | None:
+    """Return which processes of the hang stopped first; ``None`` where no order can be told.
+
+    Only changes count that came about when progress stopped: who fell quiet long before that had
+    no part in it, or has its own story.
+    """
+    owner = owners(dossier)
+    stopped = alarmed(dossier)
+    names = {record.instance.name for record in stopped}
+
+    def whose(stop: ProcessStop) -> str:
+        return stop.instance or (owner[stop.pid].instance.name if stop.pid in owner else "")
+
+    since = None if dossier.window is None else dossier.window.earliest - LEAD
+    concerned = [
+        stop
+        for stop in dossier.stops
+        if (whose(stop) in names or not whose(stop))
+        and role_of(stop.role) is not Role.RAY_SYSTEM
+        and (since is None or stop.latest is None or stop.latest >= since)
+    ]
+    for stop in concerned:
+        found = blackbox.ahead(stop, concerned) if not whose(stop) else None
+        if found is not None and len(found.later) > len(found.unsure):
+            waiting = {whose(other) for other in found.later} - {""}
+            if len(waiting) > 1:
+                return _precedence(found, shared=True)
+    found = blackbox.lead(concerned)
+    return None if found is None else _precedence(found, shared=False)
+
+
+def _precedence(found: blackbox.Lead, *, shared: bool) -> Precedence:
+    kinds = list(dict.fromkeys((stop.role or "process").replace("_", " ") for stop in found.first))
+    pids = [str(stop.pid) for stop in found.first]
+    plural = "s" if len(pids) > 1 else ""
+    return Precedence(
+        lead=found,
+        shared=shared,
+        who=f"{kinds[0] if len(kinds) == 1 else 'process'}{plural} {listed(pids, 4)}",
+        before=(
+            f"{found.least:.2f} to {found.most:.2f} s"
+            if found.least > 0
+            else f"up to {found.most:.2f} s"
+        ),
     )
 
 

@@ -11,6 +11,8 @@
 - out ``{"kind": "observations", "items": [HealthSeen | CountersSeen | ProcessesSeen…]}``;
 - out ``{"kind": "found", "instance": InstanceKey, "address": URL, "pids": [N…]}`` whenever an
   address or the processes of an instance become known or change;
+- out ``{"kind": "company", "processes": [[PID, START_TICKS]…]}`` whenever the processes change
+  that belong to any server, or that they share;
 - out ``{"kind": "refused", "instance": InstanceKey, "path": PATH, "status": N, "keys": N}`` once
   when an endpoint answers nobody without a key, or none of our keys; ``{"kind": "keys_unreadable",
   "problem": TEXT}`` once when the file cannot be read any more.
@@ -241,6 +243,7 @@ class Prober:
         self._closer: frozenset[InstanceKey] = frozenset()
         self._keys: tuple[str, ...] = ()
         self._problem = ""
+        self._company: tuple[tuple[int, int], ...] = ()
         self._search_at = 0.0
         self._search_pause = 1.0
         self._alive_at = 0.0
@@ -344,6 +347,10 @@ class Prober:
         if found.problem and found.problem != self._problem:
             self._channel.send({"kind": "keys_unreadable", "problem": found.problem})
         self._problem = found.problem
+        company = tuple((t.process.pid, t.process.start_ticks) for t in found.targets)
+        if company != self._company:
+            self._company = company
+            self._channel.send({"kind": "company", "processes": company})
         if not found.problem and found.keys != self._keys:
             self._keys = found.keys
             for server in self._servers.values():

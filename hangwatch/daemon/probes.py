@@ -134,6 +134,8 @@ class Probes(OneChild):
                         log.info(
                             "hangwatch.server_found", instance=instance.name, url=address, pids=pids
                         )
+                case "company":
+                    self._roster.accompany({int(pid): int(at) for pid, at in message["processes"]})
                 case "refused":
                     refused: InstanceKey = from_plain(InstanceKey, message["instance"])
                     log.warning(

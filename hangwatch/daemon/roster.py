@@ -39,6 +39,7 @@ class Roster:
         self._entries: dict[InstanceKey, _Entry] = {}
         self._owners: dict[str, int | None] = {}
         self._orphans: dict[str, int] = {}
+        self._company: dict[int, int] = {}
 
     def attach(self, pid: int, profile: str = "") -> InstanceKey:
         """Take in the server *pid*, named by the user; its identity was checked."""
@@ -138,6 +139,18 @@ class Roster:
             if entry is not None:
                 found.update(dict.fromkeys(entry.kin))
         return tuple(found)
+
+    def accompany(self, processes: Mapping[int, int]) -> None:
+        """Take note of every process around the instances: pid to start, in ticks after boot."""
+        self._company = dict(processes)
+
+    def everyone(self) -> Mapping[int, int]:
+        """Return every process that is known: pid to start in ticks after boot, 0 if unknown.
+
+        The instances' own come first, then what belongs to one of them, then what they share.
+        """
+        own = (*self.processes().values(), *self.kin_of(self._entries))
+        return dict.fromkeys(own, 0) | self._company
 
     def drop(self, instance: InstanceKey) -> None:
         """Forget an instance that was retired."""

@@ -8,6 +8,7 @@ memory.json      the last judgement, with the boot it belongs to
 pseudonym.key    key of the redaction's pseudonyms; never leaves this directory
 bundles.jsonl    index of the bundles written, oldest first
 shadow.jsonl     captures that were withheld by observe_only, oldest first
+blackbox.ring    how often each process ran in the last ten minutes: see ``system.ring``
 lease.sock       where pauses are announced, while a daemon runs
 ```
 

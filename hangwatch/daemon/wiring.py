@@ -42,9 +42,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hangwatch import registry
 from hangwatch.capture.rooms import sweep
-from hangwatch.core import fleet, layout
+from hangwatch.core import blackbox, fleet, layout
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.core.facts import Demand
+from hangwatch.daemon.blackbox import BlackBox
 from hangwatch.daemon.followers import Followers
 from hangwatch.daemon.gpuprobes import GpuProbes
 from hangwatch.daemon.history import History
@@ -159,6 +160,7 @@ class Watch:
             *self._followers.pids,
             *self._probes.pids,
             *self._gpus.pids,
+            *self._black_box.pids,
             *self._search.pids,
             *self._leases.pids,
         )
@@ -240,6 +242,9 @@ class Watch:
             **common, roster=self._roster, key_file=str(self._settings.api_key_file or "")
         )
         self._gpus = GpuProbes(clock=self._clock, roster=self._roster)
+        self._black_box = BlackBox(
+            clock=self._clock, roster=self._roster, ring=state.path / blackbox.RING
+        )
         self._search = Search(**common, roster=self._roster, found=self._take_in)
         self._responder = self._make_responder()
         self._leases = Leases(
@@ -254,6 +259,7 @@ class Watch:
             self._followers,
             self._probes,
             self._gpus,
+            self._black_box,
             self._search,
             self._leases,
             self._responder,

@@ -166,7 +166,10 @@ class Fleet(_Ended):
         servers: Each with ``pid``, ``engine_pid``, ``url`` and ``log``.
         pid: The process that looks like the raylet.
         logs: Pattern of the servers' logs.
+        folder: Ray's temporary directory.
     """
+
+    program = LAB / "fleet.py"
 
     def __init__(self, folder: Path, *arguments: str, servers: int = 8, interval: float = 1.0):
         """Start it; return before its servers are ready.
@@ -179,7 +182,7 @@ class Fleet(_Ended):
         """
         self.process = subprocess.Popen(
             [
-                *(sys.executable, str(LAB / "fleet.py"), "--folder", str(folder)),
+                *(sys.executable, str(self.program), "--folder", str(folder)),
                 *("--servers", str(servers), "--interval", str(interval), "--die-with-parent"),
                 *arguments,
             ],
@@ -188,6 +191,7 @@ class Fleet(_Ended):
             start_new_session=True,
         )
         self._said = _Said(self.process)
+        self.folder = folder
         self.pid = self.process.pid
         self.servers: Sequence[dict[str, Any]] = ()
         self.logs = ""

@@ -17,7 +17,8 @@ from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Transition
 from hangwatch.model.observation import RecordStall
 from hangwatch.model.policy import Policy
-from hangwatch.model.time import Epoch
+from hangwatch.model.recording import Change
+from hangwatch.model.time import Epoch, Instant
 from hangwatch.model.verdict import Confidence, StopWindow, Verdict
 from hangwatch.model.vitals import Health
 
@@ -289,6 +290,36 @@ class ProcessRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStop:
+    """When the pattern changed in which a process runs, by the black box.
+
+    Attributes:
+        pid: Process.
+        change: Whether it fell quiet, spins, ended, or did none of these.
+        role: Word of the collector, or ``""``.
+        instance: Name of the instance that it works for; ``""`` for none or several.
+        earliest: The change came no earlier; ``None`` where there is none.
+        latest: It came no later.
+        citation: Where it stands.
+    """
+
+    pid: int
+    change: Change
+    role: str = ""
+    instance: str = ""
+    earliest: Instant | None = None
+    latest: Instant | None = None
+    citation: Citation | None = None
+
+    @property
+    def window(self) -> tuple[Instant, Instant] | None:
+        """Between which instants the change came, ``None`` where there is none."""
+        if self.earliest is None or self.latest is None:
+            return None
+        return self.earliest, self.latest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow:
     """One GPU in one sample; units in the names.
 
@@ -391,6 +422,7 @@ class Dossier:
         tasks: Every asyncio task over both samples.
         task_readings: What was read beside them, every sample.
         processes: As of the last sample.
+        stops: When each of them changed its pattern, those that did so first before the others.
         gpus: Every row of every sample.
         gpu_problem: What the GPU tool said instead.
         health: Every answer.
@@ -421,6 +453,7 @@ class Dossier:
     tasks: tuple[TaskMotion, ...] = ()
     task_readings: tuple[TaskReading, ...] = ()
     processes: tuple[ProcessRecord, ...] = ()
+    stops: tuple[ProcessStop, ...] = ()
     gpus: tuple[GpuRow, ...] = ()
     gpu_problem: str = ""
     health: tuple[HealthRecord, ...] = ()

@@ -14,6 +14,7 @@ from hangwatch.core.questions import (
     in_flight,
     interval,
     number_of,
+    precedence,
     present,
     processes_of,
     seconds,
@@ -95,12 +96,14 @@ def _rivals(dossier: Dossier, stopped: Sequence[InstanceRecord]) -> Iterator[Fin
     if accused and not halted:
         said = f"/health of {len(accused)} of them says that the engine makes no progress"
         engines_stand = f"{engines_stand}; {said}" if engines_stand else said
+    order = precedence(dossier)
+    first = f"{order.who} stopped {order.before} before them" if order and order.shared else ""
     yield Finding(
         rule=NAME,
         sentence="Something that all of them wait for is stuck: a shared actor, a file system.",
         confidence=Confidence.LOW,
-        pro=_pro_shared(frames),
-        con=engines_stand if halted else "" if frames else _con_shared(dossier, stopped),
+        pro=_pro_shared(frames, first),
+        con=engines_stand if halted else "" if frames or first else _con_shared(dossier, stopped),
     )
     yield Finding(
         rule=NAME,
@@ -155,8 +158,10 @@ def _con_shared(dossier: Dossier, stopped: Sequence[InstanceRecord]) -> str:
     return "no stack was captured that shows what they wait for"
 
 
-def _pro_shared(frames: dict[str, set[int]]) -> str:
+def _pro_shared(frames: dict[str, set[int]], first: str) -> str:
     together = "independent servers stopped together"
+    if first:
+        together = f"{together}, and {first}"
     if not frames:
         return together
     frame, pids = max(frames.items(), key=lambda item: len(item[1]))

@@ -47,6 +47,7 @@ class Talk:
         self.child = child
         self.observations: list[Seen] = []
         self.found: list[dict[str, Any]] = []
+        self.company: set[int] = set()
         self.complaints: list[dict[str, Any]] = []
         self.alive = 0
 
@@ -81,6 +82,8 @@ class Talk:
                     self.observations += [from_plain(Seen, item) for item in message["items"]]
                 case "found":
                     self.found.append(message)
+                case "company":
+                    self.company = {pid for pid, _ in message["processes"]}
                 case "alive":
                     self.alive += 1
                 case "refused" | "keys_unreadable":
@@ -187,6 +190,7 @@ def test_a_healthy_server_is_found_asked_and_looked_at(tmp_path, talk):
         assert all(p.needed and p.tracer_pid == 0 for p in looked.processes)
         assert server.url == talk.found[-1]["address"]
         assert sorted([server.pid, server.engine_pid]) == talk.found[-1]["pids"]
+        assert {server.pid, server.engine_pid} == talk.company
 
 
 def test_each_endpoint_is_asked_once_a_period_at_most_and_only_with_get(tmp_path, talk):

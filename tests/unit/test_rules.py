@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dossiers import BLOCKED, PARKED, SILENT, WORKING, diagnosed, dump, instance, thread
+from dossiers import BLOCKED, EPOCH, PARKED, SILENT, WORKING, diagnosed, dump, instance, thread
 from task_files import FORWARD, IDLE, LOOP, MAIN, STUCK, reading, task
 
 from hangwatch import registry
@@ -102,6 +102,75 @@ def test_rivals_have_the_facts_against_them():
     no_work, log_path = rivals(found)[1:3]
     assert "16 requests in flight" in no_work.con
     assert "stood still in a call" in log_path.con
+
+
+def stops(*rows: tuple[int, str, str, float, float]) -> bytes:
+    """Make ``stops.json`` of pid, role, instance, and seconds between which it fell quiet."""
+    return table(
+        *(
+            {
+                "pid": pid,
+                "role": role,
+                "instance": whose,
+                "change": "quiet",
+                "earliest": EPOCH.wall_of(Instant(earliest)).isoformat(),
+                "latest": EPOCH.wall_of(Instant(latest)).isoformat(),
+            }
+            for pid, role, whose, earliest, latest in rows
+        )
+    )
+
+
+STORE_FIRST = (
+    (9, "store", "", 101.0, 101.25),
+    (11, "engine", "10", 101.5, 101.75),
+    (21, "engine", "20", 102.0, 102.25),
+)
+
+
+def ordered(*rows: tuple[int, str, str, float, float]) -> Diagnosis:
+    outside = because("simultaneous-silence")
+    return diagnosed(
+        instance(10, outside), instance(20, outside), files={"blackbox/stops.json": stops(*rows)}
+    )
+
+
+def test_a_shared_process_that_stopped_before_all_who_wait_for_it_is_accused():
+    found = ordered(*STORE_FIRST)
+
+    (finding,) = said(found, "first-to-stop")
+    assert finding.sentence.startswith(
+        "Store 9, which they share, fell quiet 0.25 to 1.25 s before 2 other processes"
+    )
+    assert Culprit(pid=9) == finding.culprit == found.culprit
+    assert [("blackbox/stops.json", 2), ("blackbox/stops.json", 10)] == [
+        (citation.path, citation.line) for citation in finding.citations
+    ]
+    assert any("store 9 stopped 0.25 to 1.25 s before them" in rival.pro for rival in rivals(found))
+
+
+def test_no_order_is_told_that_is_finer_than_what_was_recorded():
+    blurred = ordered(
+        (9, "store", "", 101.0, 101.6), (11, "engine", "10", 101.5, 101.75),
+        (21, "engine", "20", 101.25, 101.5),
+    )  # fmt: skip
+
+    assert [] == said(blurred, "first-to-stop")
+    assert not any("store 9" in rival.pro for rival in rivals(blurred))
+
+
+def test_an_order_that_holds_for_most_says_for_how_many_it_does_not():
+    (finding,) = said(ordered(*STORE_FIRST, (31, "engine", "10", 101.1, 101.3)), "first-to-stop")
+
+    assert "before 2 of 3 others; with 1 other no order can be told" in finding.sentence
+
+
+def test_who_fell_quiet_long_before_had_no_part_in_it():
+    found = ordered((9, "store", "", 20.0, 20.25), *STORE_FIRST[1:])
+
+    (finding,) = said(found, "first-to-stop")
+    assert "engine 11 fell quiet" in finding.sentence
+    assert finding.culprit is None
 
 
 def test_servers_that_stop_far_apart_are_no_simultaneous_silence():
