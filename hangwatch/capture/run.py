@@ -261,10 +261,11 @@ class _Capture:
     def _is_held(self, step: Step) -> bool:
         """Say whether a step would read memory before the states of the threads are known.
 
-        Nobody can attach to a process that another step of ours is attached to. One that leaves
-        its target broken waits until there is nothing left to read.
+        Nobody can attach to a process that another step of ours is attached to, and a process that
+        stands still answers nobody. One that leaves its target broken waits until there is nothing
+        left to read.
         """
-        if step.attaches and self._is_attached_before(step):
+        if (step.attaches or step.asks) and self._is_attached_before(step):
             return True
         if step.harms:
             return any(other.id not in self._evidence for other in self._steps if not other.harms)

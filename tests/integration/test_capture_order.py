@@ -50,10 +50,11 @@ def test_what_breaks_its_target_begins_when_all_else_has_ended(tmp_path, known, 
     assert max(e.started_at + e.elapsed for e in evidence.values()) <= harmful.started_at
 
 
-def test_two_that_attach_to_one_process_take_turns(tmp_path, known, target):
+@pytest.mark.parametrize("touch", ["attaches", "asks"])
+def test_what_needs_a_process_that_nobody_stops_waits_for_its_turn(tmp_path, known, target, touch):
     known(
         environment={"attaches": True, "waits": True, "rung": 6, "stage": Stage.B},
-        stacks={"attaches": True, "samples": 1, "rung": 10, "stage": Stage.B},
+        stacks={touch: True, "samples": 1, "rung": 10, "stage": Stage.B},
     )
 
     _, evidence = capture(target, output=tmp_path)
