@@ -13,6 +13,7 @@ collector's exception ends; whatever it was, the step has a failure and the work
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import resource
 import traceback
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hangwatch.capture.rooms import QUOTA, StepRoom, is_full
+from hangwatch.core.attaching import ENDED
 from hangwatch.core.codec import from_plain, to_plain
 from hangwatch.model.capture import (
     Collector,
@@ -62,7 +64,7 @@ def run_step(step: Step, room: StepRoom, touching: Callable[[], None]) -> Failur
     except Exception as error:  # noqa: BLE001  # the plug-in border: a bug costs one step
         failure = _explain(error)
     if failure is not None and step.target is not None:
-        failure = _gone(step) or failure
+        failure = _gone(step) or _ended(step) or failure
     return explained(failure, room.settled) if failure is not None else None
 
 
@@ -136,6 +138,19 @@ def _gone(step: Step) -> Failure | None:
             kind=FailureKind.PID_REUSED,
             message=f"process {process.pid} is gone; another one has its number now",
         )
+    return None
+
+
+def _ended(step: Step) -> Failure | None:
+    """Return that a process has ended although its number is its own until somebody reaps it."""
+    assert step.target is not None
+    pid = step.target.process.pid
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if set(procfs.thread_states(pid).values()) <= ENDED:
+            return Failure(
+                kind=FailureKind.TARGET_GONE,
+                message=f"process {pid} has ended and waits to be reaped",
+            )
     return None
 
 

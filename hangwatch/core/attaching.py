@@ -17,6 +17,9 @@ from typing import Final
 STOPPED: Final = frozenset("Tt")
 """Letters of states in which a thread stands still because it was told to, or is traced."""
 
+ENDED: Final = frozenset("ZX")
+"""Letters of states of a thread that has ended."""
+
 
 class Repair(Enum):
     """What a process needs after a step that attached to it ended in an unplanned way."""
@@ -26,22 +29,27 @@ class Repair(Enum):
     CONTINUE = "continue"
     """It was left stopped: SIGCONT."""
     WAIT = "wait"
-    """It is still traced: look again."""
+    """It is still traced, or about to stop: look again."""
 
 
-def repair(before: Collection[str], now: Collection[str], *, traced: bool) -> Repair:
+def repair(
+    before: Collection[str], now: Collection[str], *, traced: bool, stopping: bool = False
+) -> Repair:
     """Return what a process needs.
 
     Args:
         before: Letters of the states of its threads before the step attached.
         now: The same now.
         traced: Whether any of its threads has a tracer now.
+        stopping: Whether a signal that stops it is on its way.
     """
     if STOPPED & set(before):
         return Repair.NOTHING
     if traced or "t" in now:
         return Repair.WAIT
-    return Repair.CONTINUE if "T" in now else Repair.NOTHING
+    if "T" in now:
+        return Repair.CONTINUE
+    return Repair.WAIT if stopping else Repair.NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -273,7 +273,7 @@ class Settled(StrEnum):
     CONTINUED = "continued"
     """It was left stopped, and was sent SIGCONT."""
     TRACED = "traced"
-    """It is still traced."""
+    """It is still traced, or about to stop."""
     NOT_PERMITTED = "not_permitted"
     """It was left stopped, and we may not send it a signal."""
 

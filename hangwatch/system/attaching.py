@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from hangwatch.core.attaching import STOPPED, Pause, Repair, repair
+from hangwatch.core.attaching import ENDED, STOPPED, Pause, Repair, repair
 from hangwatch.model.capture import CollectorError, Failure, FailureKind, Settled
 from hangwatch.model.identity import ProcessId
 from hangwatch.system import procfs
@@ -133,8 +133,9 @@ def settle(path: Path, note: Note, patience: float = PATIENCE) -> Settled:
 def _settle(path: Path, note: Note, descriptor: int, deadline: float) -> Settled:
     while procfs.is_same(note.process):
         pid = note.process.pid
+        traced, stopping = procfs.is_traced(pid), procfs.is_stopping(pid)
         states = procfs.thread_states(pid).values()
-        match repair(note.before, states, traced=procfs.is_traced(pid)):
+        match repair(note.before, states, traced=traced, stopping=stopping):
             case Repair.NOTHING:
                 return Settled.AS_BEFORE
             case Repair.CONTINUE:
@@ -336,9 +337,11 @@ def _watched(tool: Tool, path: Path, note: Note, lifeline: int) -> bytes:
 
         def look() -> bool:
             nonlocal pause
-            now = time.monotonic()
-            pause = pause.seen(now, stopped=_is_stopped(descriptors))
-            return pause.seconds(now) >= tool.budget or _is_closed(lifeline)
+            now, letters = time.monotonic(), _letters(descriptors)
+            pause = pause.seen(now, stopped=bool(letters & STOPPED))
+            # Who waits for a process that has ended learns of it only when nobody traces it.
+            ended = letters <= ENDED
+            return ended or pause.seconds(now) >= tool.budget or _is_closed(lifeline)
 
         try:
             result = run_tool(
@@ -353,7 +356,7 @@ def _watched(tool: Tool, path: Path, note: Note, lifeline: int) -> bytes:
         over_budget = result.ended_by_us and pause.seconds(time.monotonic()) >= tool.budget
         if result.ended_by_us or result.code != 0:
             settle(path, note)
-        pause = pause.seen(time.monotonic(), stopped=_is_stopped(descriptors))
+        pause = pause.seen(time.monotonic(), stopped=bool(_letters(descriptors) & STOPPED))
     head = {
         "code": result.code,
         "ended_by_us": result.ended_by_us,
@@ -380,14 +383,14 @@ def _threads(pid: int) -> Iterator[list[int]]:
             os.close(descriptor)
 
 
-def _is_stopped(descriptors: Collection[int]) -> bool:
-    """Say whether any of the threads stands still."""
+def _letters(descriptors: Collection[int]) -> set[str]:
+    """Return the states of those of the threads that are still there."""
+    letters = set()
     for descriptor in descriptors:
         with contextlib.suppress(ProcessLookupError):
             state = os.pread(descriptor, 512, 0).rpartition(b") ")[2][:1]
-            if state.decode("ascii", "replace") in STOPPED:
-                return True
-    return False
+            letters.add(state.decode("ascii", "replace"))
+    return letters
 
 
 def _is_closed(lifeline: int) -> bool:

@@ -26,6 +26,7 @@ import ctypes
 import errno
 import os
 import re
+import signal
 import socket
 import stat
 import struct
@@ -57,8 +58,9 @@ PERMISSION_HINT: Final = (
 """What to do where a process may not be read."""
 
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, include/linux/sched.h
+_SIGSTOP: Final = 1 << (signal.SIGSTOP - 1)
 _STATUS: Final = re.compile(
-    rb"^(State|TracerPid|Uid|VmRSS|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\s*(\S.*)$",
+    rb"^(State|TracerPid|SigPnd|ShdPnd|Uid|VmRSS|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\s*(\S.*)$",
     re.MULTILINE,
 )
 # ::ffff:0:0 as ``net/tcp6`` writes it: 32-bit words in the machine's own byte order.
@@ -252,6 +254,17 @@ def is_traced(pid: int) -> bool:
     for tid in thread_ids(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if int(_status(pid, "task", tid).get(b"TracerPid", 0)):
+                return True
+    return False
+
+
+def is_stopping(pid: int) -> bool:
+    """Say whether a SIGSTOP is on its way: a thread must run for a moment to be stopped by it."""
+    for tid in thread_ids(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = _status(pid, "task", tid)
+            pending = int(status.get(b"SigPnd", b"0"), 16) | int(status.get(b"ShdPnd", b"0"), 16)
+            if pending & _SIGSTOP:
                 return True
     return False
 

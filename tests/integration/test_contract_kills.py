@@ -182,7 +182,8 @@ class Capture:
             return "conductor"
         if "hangwatch.capture.worker" in title:
             return "watcher" if parent == "worker" else "worker"
-        return "tool"
+        # One that becomes another program at this moment has no title.
+        return "tool" if parent in ("worker", "watcher", "tool") else ""
 
     def those(self, whom):
         return [pid for pid, what in self.family().items() if whom in (what, "all")]

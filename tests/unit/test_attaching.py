@@ -30,6 +30,12 @@ def test_a_process_that_is_still_traced_is_looked_at_again(now, traced):
     assert Repair.WAIT == repair(RUNNING, now, traced=traced)
 
 
+def test_a_process_that_is_about_to_stop_is_looked_at_again():
+    assert Repair.WAIT == repair(RUNNING, "SSR", traced=False, stopping=True)
+    assert Repair.CONTINUE == repair(RUNNING, "TSR", traced=False, stopping=True)
+    assert Repair.NOTHING == repair("T", "TTT", traced=False, stopping=True)
+
+
 def seen(*looks):
     pause = Pause(ran_at=0.0)
     for at, stopped in looks:
