@@ -30,7 +30,7 @@ from typing import Any, Final
 from hangwatch import __version__, registry
 from hangwatch.capture import manifest as form
 from hangwatch.capture.reading import explain
-from hangwatch.core import contracts, loose
+from hangwatch.core import aftermath, contracts, loose
 from hangwatch.core.codec import to_plain
 from hangwatch.core.hindsight import judgement
 from hangwatch.core.layout import (
@@ -41,9 +41,11 @@ from hangwatch.core.layout import (
     MANIFEST,
     REPORT,
     SUFFIX,
+    aftermath_name,
     bundle_name,
     bundle_number,
 )
+from hangwatch.core.objects import listed
 from hangwatch.core.redaction import Redactor, WithheldError
 from hangwatch.core.story import headline
 from hangwatch.errors import ConfigError, OutputError
@@ -66,6 +68,9 @@ from hangwatch.system.keys import KeyFile
 
 MAX_BUNDLE: Final = 24 << 20
 """Bytes, packed: what GitHub takes as an attachment of an issue is 25 MB."""
+
+MAX_AFTERMATH: Final = 4 << 20
+"""Bytes, packed, of a later look: stacks and states of 40 processes are a tenth of that."""
 
 RESERVE: Final = 1 << 20
 """Bytes, packed, for the reports, the manifest and the archive's own headers."""
@@ -99,6 +104,21 @@ class BundleWritten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AftermathWritten:
+    """A later look that is safe on disk.
+
+    Attributes:
+        path: Where it is.
+        outcome: ``still_frozen``, ``recovered``, ``ended`` or ``mixed``.
+        sentence: The same for people.
+    """
+
+    path: Path
+    outcome: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
     """Files that go into the bundle, and the evidence as they make it."""
 
@@ -123,7 +143,7 @@ def write(outcome: CaptureOutcome, request: CaptureRequest, *, clock: Clock) -> 
     profile = registry.profile(request.profile, request.profiles)
     key = _key(request.state)
     redactor = Redactor(key, hosts=_own_names(), secrets=_api_keys(request.api_key_file))
-    contents = _fit(_redacted(outcome, redactor))
+    contents = _fit(_redacted(outcome, redactor), MAX_BUNDLE)
     result = _judged(outcome, request, contents, profile, redactor)
     draft = _manifest(outcome, request, contents, redactor=redactor, key=key, clock=clock)
     dossier = _dossier(contents, draft, result, profile, request)
@@ -151,6 +171,40 @@ def write(outcome: CaptureOutcome, request: CaptureRequest, *, clock: Clock) -> 
         report=report,
         diagnosis=diagnosis,
     )
+
+
+def write_aftermath(
+    outcome: CaptureOutcome, request: CaptureRequest, *, clock: Clock
+) -> AftermathWritten:
+    """Write what a later look brought beside the bundle that it follows; see ``write``.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    assert request.after is not None
+    key = _key(request.state)
+    redactor = Redactor(key, hosts=_own_names(), secrets=_api_keys(request.api_key_file))
+    contents = _fit(_redacted(outcome, redactor), MAX_AFTERMATH)
+    said = aftermath.document(
+        replace(request, incident=redactor.value(request.incident)),
+        outcome,
+        ends=_listed(contents.files.get(aftermath.ENDS, b""), "processes"),
+        kernel=_listed(contents.files.get("kernel_events.json", b""), "events"),
+    )
+    files = {**contents.files, aftermath.FILE: said}
+    draft = _manifest(outcome, request, contents, redactor=redactor, key=key, clock=clock)
+    final = _seal(draft, files, contents.evidence)
+    bundle = Path(request.after.bundle)
+    name = aftermath_name(bundle.name, request.after.number)
+    started = request.epoch.wall_of(outcome.started_at).astimezone(UTC)
+    ordered = {MANIFEST: final, aftermath.FILE: said, **dict(sorted(contents.files.items()))}
+    path = _put(bundle.parent, Path(outcome.work), name, ordered, started)
+    told = json.loads(said)
+    return AftermathWritten(path=path, outcome=told["outcome"], sentence=told["sentence"])
+
+
+def _listed(data: bytes, key: str) -> list[Mapping[str, Any]]:
+    return [row for row, _ in listed(data, key) if isinstance(row, dict)]
 
 
 # ---------------------------------------------------------------------- redaction
@@ -238,9 +292,9 @@ def _without(evidence: Evidence, lost: Mapping[str, str], kind: FailureKind) -> 
     return replace(evidence, artifacts=kept, failure=failure)
 
 
-def _fit(contents: _Contents) -> _Contents:
+def _fit(contents: _Contents, size: int) -> _Contents:
     """Leave out what does not fit when packed; files come in the order of their importance."""
-    left = MAX_BUNDLE - RESERVE
+    left = size - RESERVE
     files: dict[str, bytes] = {}
     lost: dict[str, str] = {}
     cut = list(contents.cut)

@@ -7,7 +7,8 @@ finish with what there is.
 Out: ``progress``; ``touched``, each line of the audit trail; ``{"kind": "stage_a", "stacks": […],
 "processes": […]}``, upon which it waits for a verdict, ``VERDICT_TIMEOUT`` at most; at the end
 ``{"kind": "bundle", "path": …, "verdict": …, "cause": …, "summary": {…}}`` or ``{"kind": "failed",
-"error": …, "hint": …}``; ``alive`` every second all the while.
+"error": …, "hint": …}``; ``alive`` every second all the while. A look after a bundle asks for no
+verdict, and ends with ``{"kind": "aftermath", "path": …, "outcome": …, "sentence": …}``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ from hangwatch.capture import run as capture
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core.codec import from_plain, to_plain
 from hangwatch.errors import HangwatchError
-from hangwatch.model.capture import CaptureOutcome, CaptureRequest, Progress, StageA, Touch
+from hangwatch.model.capture import (
+    CaptureKind,
+    CaptureOutcome,
+    CaptureRequest,
+    Progress,
+    StageA,
+    Touch,
+)
 from hangwatch.model.time import Clock
 from hangwatch.system.channel import Channel, ChannelClosedError
 from hangwatch.system.clock import SystemClock
 from hangwatch.system.spawn import message_kind, serve
 
 if TYPE_CHECKING:
-    from hangwatch.capture.bundle import BundleWritten
+    from hangwatch.capture.bundle import AftermathWritten, BundleWritten
 
 VERDICT_TIMEOUT: Final = 10.0
 """Seconds; the daemon judges within one poll of its loop."""
@@ -149,12 +157,48 @@ def _plain(value: object) -> dict[str, Any]:
     return plain
 
 
+def look_again(
+    request: CaptureRequest,
+    *,
+    clock: Clock,
+    stopped: Callable[[], bool],
+    touched: Callable[[Touch], None],
+) -> AftermathWritten:
+    """Take a light sample of what a bundle is about, and write it beside that.
+
+    Raises:
+        OutputError: It cannot be written where the bundle lies.
+        ConfigError: The profile does not exist.
+    """
+    outcome = capture.run(request, clock=clock, stopped=stopped, touched=touched)
+    try:
+        from hangwatch.capture import bundle
+
+        return bundle.write_aftermath(outcome, request, clock=clock)
+    finally:
+        Rooms(Path(outcome.work)).remove()
+
+
 def _conduct(channel: Channel) -> None:
     clock = SystemClock()
     line = _Line(channel)
     while line.request is None:
         line.listen(1.0)
     try:
+        if line.request.kind is CaptureKind.AFTERMATH:
+            looked = look_again(
+                line.request,
+                clock=clock,
+                stopped=line.is_stopped,
+                touched=lambda touch: line.send("touched", **_plain(touch)),
+            )
+            line.send(
+                "aftermath",
+                path=str(looked.path),
+                outcome=looked.outcome,
+                sentence=looked.sentence,
+            )
+            return
         outcome, written = capture_and_bundle(
             line.request,
             clock=clock,

@@ -94,7 +94,7 @@ class Manifest(_Part):
     """``manifest.json``."""
 
     schema_: Literal["hangwatch.manifest/1"] = Field("hangwatch.manifest/1", alias="schema")
-    kind: Literal["incident", "notice", "run"]
+    kind: Literal["incident", "notice", "run", "aftermath"]
     id: str
     created: str
     hangwatch: str

@@ -530,6 +530,8 @@ def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mappi
     if request.incident is not None and request.incident.window is not None:
         onset = request.epoch.wall_of(request.incident.window.latest).isoformat()
         ours |= {"logs": {"onset": onset}, "ray_logs": {"onset": onset}}
+    if request.after is not None:
+        ours["ends"] = {"bundle": request.after.bundle}
     if request.state:
         window = request.incident.window if request.incident is not None else None
         ours["blackbox"] = {

@@ -265,6 +265,17 @@ class BundleWritten(_Event):
     summary: dict[str, Any]
 
 
+class AftermathTold(_Event):
+    """Somebody looked again at what a bundle is about."""
+
+    event: Literal["aftermath"]
+    incident: str
+    bundle: str
+    aftermath: str = Field(description="Path of the file, beside the bundle.")
+    outcome: Literal["still_frozen", "recovered", "ended", "mixed"]
+    sentence: str
+
+
 class CaptureFailed(_Event):
     """There will be no bundle."""
 
@@ -368,6 +379,7 @@ class WatchEvent(
             | IncidentTold
             | CaptureProgress
             | BundleWritten
+            | AftermathTold
             | CaptureFailed
             | CaptureWithheld
             | Listening
@@ -544,6 +556,41 @@ class LooseProcess(_Document):
 
 class LooseProcesses(RootModel[list[LooseProcess]]):
     """``procs.json``, and ``procs2.json`` for the second sample."""
+
+
+class AftermathInstance(Judged):
+    """What became of one engine."""
+
+    name: str
+    pid: int | None
+    outcome: Literal["still_frozen", "recovered", "ended"]
+
+
+class EndedProcess(_Document):
+    """What is known of the end of one process."""
+
+    pid: int
+    role: str | None
+    instance: str | None
+    reaped: bool = Field(description="Whether its exit code is gone with it.")
+    by: str = Field(description="What killed it; empty where nothing says.")
+    kernel: list[str] = Field(description="Lines of the kernel log that name it.")
+    parent: dict[str, Any] | None
+
+
+class AftermathSaid(_Document):
+    """``aftermath.json``, beside a bundle."""
+
+    schema_: Literal["hangwatch.aftermath/1"] = Field(alias="schema")
+    incident: str
+    number: int
+    last: bool = Field(description="Whether the incident was over.")
+    at: AwareDatetime
+    after_s: float = Field(description="Seconds since the bundle was written.")
+    outcome: Literal["still_frozen", "recovered", "ended", "mixed"]
+    sentence: str
+    instances: list[AftermathInstance]
+    ended: list[EndedProcess]
 
 
 class LooseStop(_Document):
@@ -832,6 +879,7 @@ DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "hangwatch.watch.1": WatchEvent,
     "hangwatch.manifest.1": Manifest,
     "hangwatch.incident.1": Incident,
+    "hangwatch.aftermath.1": AftermathSaid,
     "loose-evidence.threads.1": LooseThreads,
     "loose-evidence.tasks.1": LooseTasks,
     "loose-evidence.stacks.1": LooseStacks,

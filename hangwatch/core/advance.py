@@ -24,10 +24,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
-from hangwatch.core import calibration, grouping, judge, starvation, vitals, witnesses
+from hangwatch.core import aftermath, calibration, grouping, judge, starvation, vitals, witnesses
 from hangwatch.core.calibration import Calibration
 from hangwatch.core.facts import Demand, Facts
-from hangwatch.core.fleet import Source, State, Tracked, Views, log_stalled, starves_at
+from hangwatch.core.fleet import (
+    Source,
+    State,
+    Tracked,
+    Views,
+    aftermaths_due,
+    log_stalled,
+    starves_at,
+)
 from hangwatch.core.incidents import Incidents
 from hangwatch.core.naming import is_named_after
 from hangwatch.model.heartbeat import Heartbeat, SignalSeen
@@ -35,6 +43,7 @@ from hangwatch.model.identity import InstanceKey
 from hangwatch.model.incident import Member, Transition
 from hangwatch.model.observation import (
     Action,
+    AftermathEnded,
     BeatSeen,
     CaptureEnded,
     ChildBack,
@@ -57,6 +66,7 @@ from hangwatch.model.observation import (
     SourceRetired,
     SourceUnreadable,
     StacksSeen,
+    TakeAftermath,
 )
 from hangwatch.model.profile import EngineProfile, Signal
 from hangwatch.model.time import Instant
@@ -91,6 +101,7 @@ def advance(
     for observation in observations:
         turn.take(observation)
     turn.conclude()
+    turn.follow_up()
     return turn.state(), tuple(turn.actions)
 
 
@@ -114,6 +125,7 @@ class _Turn:
         self._leases = dict(state.leases)
         self._calibrations = dict(state.calibrations)
         self._idleness = state.idleness
+        self._aftermaths = list(state.aftermaths)
         self._touched: set[InstanceKey] = set()
         self._seen_anything = False
         self._printers: dict[tuple[str, int | None], list[InstanceKey]] | None = None
@@ -141,6 +153,7 @@ class _Turn:
             leases=self._leases,
             calibrations=self._calibrations,
             idleness=self._idleness,
+            aftermaths=tuple(self._aftermaths),
         )
 
     # --- observations ---
@@ -168,10 +181,47 @@ class _Turn:
             case LoopPaused(at=at):
                 for key, tracked in self._instances.items():
                     self._update(key, vitals.relisten(tracked.vitals, at))
-            case CaptureEnded(incident=incident, at=at, bundle=bundle):
-                self._incidents.captured(incident, at, bundle)
+            case CaptureEnded() | AftermathEnded():
+                self._ended(observation)
             case _:
                 self._take_of_source(observation)
+
+    def _ended(self, seen: CaptureEnded | AftermathEnded) -> None:
+        """Take in what a capture left, or that a look at what became of it is over."""
+        if isinstance(seen, AftermathEnded):
+            left = (
+                aftermath.looked(each, seen.at) if each.incident == seen.incident else each
+                for each in self._aftermaths
+            )
+            self._aftermaths = [each for each in left if each is not None]
+            return
+        self._incidents.captured(seen.incident, seen.at, seen.bundle)
+        for incident in self._incidents.known:
+            if incident.id == seen.incident:
+                expected = aftermath.begin(incident, seen.bundle, seen.at, self._state.policy)
+                self._aftermaths += [expected] if expected is not None else []
+
+    def follow_up(self) -> None:
+        """Look again at what was captured, where it is time."""
+        pending = tuple(self._aftermaths)
+        for each, incident, at in aftermaths_due(
+            pending, self._incidents.known, self._state.policy
+        ):
+            i = self._aftermaths.index(each)
+            if incident is None:
+                del self._aftermaths[i]  # it was forgotten, and with it who was in it
+            elif self._now >= at:
+                last = aftermath.is_over(each, incident)
+                self._aftermaths[i] = replace(each, running=True, last=last)
+                self.actions.append(
+                    TakeAftermath(
+                        incident=incident,
+                        bundle=each.bundle,
+                        number=each.taken + 1,
+                        captured_at=each.captured_at,
+                        last=last,
+                    )
+                )
 
     def _touch_all(self) -> None:
         self._touched.update(self._instances)

@@ -9,15 +9,15 @@ one line cannot show a single silent engine: while anyone beats there, all do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hangwatch.core import calibration, grouping, starvation
+from hangwatch.core import aftermath, calibration, grouping, starvation
 from hangwatch.core.calibration import Calibration
 from hangwatch.core.facts import Facts
 from hangwatch.core.starvation import Idleness
 from hangwatch.model.identity import InstanceKey
-from hangwatch.model.incident import Incident, IncidentState
+from hangwatch.model.incident import Aftermath, Incident, IncidentState
 from hangwatch.model.lease import Lease
 from hangwatch.model.policy import Policy
 from hangwatch.model.profile import EngineProfile
@@ -83,6 +83,7 @@ class Memory:
         leases: Announced pauses.
         calibrations: What was learned of each engine's silences, by profile.
         idleness: How long the whole fleet has been without work.
+        aftermaths: What is still to be learned of incidents that were captured.
     """
 
     incidents: tuple[Incident, ...] = ()
@@ -91,6 +92,7 @@ class Memory:
     leases: tuple[Lease, ...] = ()
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
     idleness: Idleness = field(default_factory=Idleness)
+    aftermaths: tuple[Aftermath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,7 @@ class State:
         leases: Announced pauses, by id.
         calibrations: What was learned of each engine's silences, by profile.
         idleness: How long the whole fleet has been without work.
+        aftermaths: What is still to be learned of incidents that were captured.
     """
 
     policy: Policy
@@ -126,6 +129,7 @@ class State:
     leases: Mapping[str, Lease] = field(default_factory=dict)
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
     idleness: Idleness = field(default_factory=Idleness)
+    aftermaths: tuple[Aftermath, ...] = ()
 
     @property
     def verdicts(self) -> dict[InstanceKey, Verdict]:
@@ -168,6 +172,9 @@ def begin(
         leases={lease.id: lease for lease in memory.leases if lease.until > now},
         calibrations=dict(memory.calibrations),
         idleness=replace(memory.idleness, whole=False),
+        aftermaths=tuple(
+            replace(pending, running=False, last=False) for pending in memory.aftermaths
+        ),
     )
 
 
@@ -180,6 +187,7 @@ def remember(state: State) -> Memory:
         leases=tuple(state.leases.values()),
         calibrations=state.calibrations,
         idleness=state.idleness,
+        aftermaths=state.aftermaths,
     )
 
 
@@ -189,7 +197,20 @@ def due(state: State) -> Instant | None:
     starves = starves_at(state.idleness, state.instances, state.policy)
     if starves is not None:
         moments.append(starves)
+    moments += (at for _, _, at in aftermaths_due(state.aftermaths, state.incidents, state.policy))
     return min(moments, default=None)
+
+
+def aftermaths_due(
+    pending: Iterable[Aftermath], incidents: Iterable[Incident], policy: Policy
+) -> Iterator[tuple[Aftermath, Incident | None, Instant]]:
+    """Yield what is to be looked at again, with its incident and when."""
+    by_id = {incident.id: incident for incident in incidents}
+    for each in pending:
+        incident = by_id.get(each.incident)
+        at = aftermath.due(each, incident, policy)
+        if at is not None:
+            yield each, incident, at
 
 
 def starves_at(

@@ -22,6 +22,9 @@ BEATS: Final = "history/beats.csv"
 AUDIT: Final = "hangwatch/audit.jsonl"
 SUFFIX: Final = ".tar.gz"
 
+AFTERMATH: Final = ".aftermath-"
+"""Stands between the name of a bundle and the number of a look that was taken later."""
+
 REPORTS: Final = frozenset((REPORT, ISSUE, "report.html"))
 """What is made from the evidence, and is never evidence itself."""
 
@@ -45,6 +48,7 @@ class Kind(StrEnum):
     KERNEL_STACK = "kernel_stack"
     FACTS = "facts"
     """Side facts as JSON: ``fs.json``, ``topology.json``, ``events.json``, ``kernel.json``."""
+    AFTERMATH = "aftermath"
     STOPS = "stops"
     COUNTERS = "counters"
     LOG = "log"
@@ -60,6 +64,7 @@ _KINDS: Final = (
     (re.compile(r"expect\.json"), Kind.EXPECTATION),
     (re.compile(r"arrival\.txt|replay\.json"), Kind.REPLAY),
     (re.compile(r"beats\.csv"), Kind.BEATS),
+    (re.compile(r"aftermath\.json"), Kind.AFTERMATH),
     (re.compile(r"stops\.json"), Kind.STOPS),
     (re.compile(r"counters\.csv"), Kind.COUNTERS),
     (re.compile(r"threads(\d?)\.json"), Kind.THREADS),
@@ -143,6 +148,19 @@ def bundle_name(started: datetime, number: str) -> str:
     return f"hangwatch-{started:%Y%m%dT%H%M%SZ}-{number}{SUFFIX}"
 
 
+def aftermath_name(bundle: str, number: int) -> str:
+    """Return the file name of a later look, which lies beside its bundle."""
+    return f"{bundle.removesuffix(SUFFIX)}{AFTERMATH}{number}{SUFFIX}"
+
+
+def aftermath_number(bundle: str, name: str) -> int | None:
+    """Return which look after *bundle* a file of this name is, ``None`` if it is none."""
+    middle = name.removeprefix(f"{bundle.removesuffix(SUFFIX)}{AFTERMATH}").removesuffix(SUFFIX)
+    of_it = middle.isdecimal() and name == aftermath_name(bundle, int(middle))
+    return int(middle) if of_it else None
+
+
 def is_bundle_name(name: str) -> bool:
     """Say whether a file of this name claims to be a whole bundle."""
-    return re.fullmatch(r"hangwatch-\d{8}T\d{6}Z-[\w.-]+\.tar\.gz", name) is not None
+    shaped = re.fullmatch(r"hangwatch-\d{8}T\d{6}Z-[\w.-]+\.tar\.gz", name) is not None
+    return shaped and AFTERMATH not in name

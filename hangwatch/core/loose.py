@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hangwatch.core import awaiting, blackbox, endpoints, motion
+from hangwatch.core import aftermath, awaiting, blackbox, endpoints, motion
 from hangwatch.core.codec import CodecError, from_plain
 from hangwatch.core.hindsight import onset
 from hangwatch.core.kinship import recognised
@@ -32,6 +32,7 @@ from hangwatch.core.objects import integer, is_whole, number, objects, word
 from hangwatch.core.redaction import Redactor, WithheldError
 from hangwatch.model.capture import Evidence
 from hangwatch.model.dossier import (
+    AftermathRecord,
     Citation,
     Dossier,
     GpuRow,
@@ -111,6 +112,7 @@ class _Parsed:
     processes: list[tuple[int, ProcessRecord]] = field(default_factory=list)
     health: list[HealthRecord] = field(default_factory=list)
     metrics: list[MetricSample] = field(default_factory=list)
+    aftermaths: list[AftermathRecord] = field(default_factory=list)
     stops: list[tuple[Mapping[str, Any], Citation]] = field(default_factory=list)
     gpus: list[GpuRow] = field(default_factory=list)
     gpu_problem: str = ""
@@ -264,6 +266,7 @@ def dossier(
         task_readings=tuple(parsed.task_readings),
         processes=tuple(row for sample, row in parsed.processes if sample == last),
         stops=blackbox.recorded(parsed.stops, result.epoch),
+        aftermaths=tuple(parsed.aftermaths),
         gpus=tuple(parsed.gpus),
         gpu_problem=parsed.gpu_problem,
         health=tuple(parsed.health),
@@ -360,6 +363,13 @@ def _process(raw: Mapping[str, Any], pid: int, where: Place, line: int) -> Proce
         citation=Citation(path=where.path, line=line, text=told),
         extra={key: value for key, value in raw.items() if key not in known},
     )
+
+
+def _read_aftermath(
+    parsed: _Parsed, where: Place, data: bytes, _profile: EngineProfile, _at: Instant
+) -> None:
+    found = [aftermath.record(raw, where.path) for raw, _ in objects(data)]
+    parsed.aftermaths += [each for each in found if each is not None]
 
 
 def _read_stops(
@@ -494,6 +504,7 @@ _READERS: Final[Mapping[Kind, Callable[[_Parsed, Place, bytes, EngineProfile, In
     Kind.THREADS: _read_threads,
     Kind.TASKS: _read_tasks,
     Kind.PROCESSES: _read_processes,
+    Kind.AFTERMATH: _read_aftermath,
     Kind.STOPS: _read_stops,
     Kind.HEALTH: _read_health,
     Kind.METRICS: _read_metrics,

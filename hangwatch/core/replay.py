@@ -35,6 +35,7 @@ from hangwatch.model.observation import (
     SourceGrew,
     StacksSeen,
     StartCapture,
+    TakeAftermath,
     UpdateCapture,
 )
 from hangwatch.model.policy import Policy
@@ -78,6 +79,8 @@ class _Log:
                     StartCapture(incident=i) | UpdateCapture(incident=i) | CloseIncident(incident=i)
                 ):
                     self.incidents[i.id] = i
+                case TakeAftermath():
+                    pass  # no capture is played
 
 
 def replay(

@@ -41,7 +41,7 @@ class Listener(Protocol):
     """Whom the responder tells how captures go."""
 
     def __call__(self, kind: str, incident: str, facts: Mapping[str, Any]) -> None:
-        """Take note: *kind* is ``started``, ``progress``, ``bundle`` or ``failed``."""
+        """Take note: ``started``, ``progress``, ``bundle``, ``aftermath`` or ``failed``."""
 
 
 @dataclass(slots=True)
@@ -70,6 +70,8 @@ class Responder:
         clock: Clock,
         request: Callable[[Incident], CaptureRequest],
         tell: Listener,
+        most: int = MAX_RUNNING,
+        ended: Callable[[CaptureEnded], Observation] = lambda ended: ended,
         start: Launch = launch,
     ) -> None:
         """Have nothing to do yet.
@@ -78,11 +80,15 @@ class Responder:
             clock: Ours.
             request: Makes the order for an incident, with all that is known by then.
             tell: Told how captures go.
+            most: How many run at a time.
+            ended: Makes what the loop is told when one has ended.
             start: Starts a conductor.
         """
         self._clock = clock
         self._request = request
         self._tell = tell
+        self._most = most
+        self._as_told = ended
         self._start = start
         self._captures: dict[str, _Capture] = {}
         self._looked_at = clock.now()
@@ -161,7 +167,7 @@ class Responder:
                 observations += self._hear(capture, now)
         running = sum(capture.child is not None for capture in self._captures.values())
         for capture in tuple(self._captures.values()):
-            if capture.child is None and now >= capture.begin_at and running < MAX_RUNNING:
+            if capture.child is None and now >= capture.begin_at and running < self._most:
                 self._launch(capture, now)
                 running += 1
         ended, self._ended = self._ended, []
@@ -208,8 +214,8 @@ class Responder:
                     )
                 except CodecError as error:
                     log.error("hangwatch.stage_a_unreadable", incident=incident, error=str(error))
-            case "bundle":
-                self._tell("bundle", incident, message)
+            case "bundle" | "aftermath" as kind:
+                self._tell(kind, incident, message)
                 self._end(capture, bundle=str(message["path"]))
             case "failed":
                 self._tell("failed", incident, message)
@@ -267,6 +273,5 @@ class Responder:
             capture.child = None
         del self._captures[capture.incident.id]
         now = self._clock.now()
-        self._ended.append(
-            CaptureEnded(incident=capture.incident.id, at=now, bundle=bundle, error=error)
-        )
+        told = CaptureEnded(incident=capture.incident.id, at=now, bundle=bundle, error=error)
+        self._ended.append(self._as_told(told))

@@ -37,7 +37,7 @@ Seconds = Annotated[
 
 _DEFAULT: Final = Policy()
 
-_LISTS: Final = ("log", "collect")
+_LISTS: Final = ("log", "collect", "aftermath")
 """Settings that hold several values; a variable separates them with ``:``."""
 
 
@@ -101,6 +101,10 @@ class Settings(BaseModel):
     """Time without work in the whole fleet that is worth a notice, while a job runs."""
     job_running: Annotated[bool, Field(title="true or false")] = _DEFAULT.job_running
     """Whether a job is known to run that should bring work; a driver that is seen is enough."""
+    aftermath: tuple[Seconds, ...] = Field(
+        _DEFAULT.aftermath, title="a list of numbers of seconds greater than 0"
+    )
+    """How long after a bundle its processes are looked at again; a last look is at the end."""
     collect: tuple[str, ...] = Field((), title="a list of collectors that run only by request")
     """Collectors that an incident's capture runs besides, each at a price: see the safety page."""
     collectors: Mapping[str, Mapping[str, str]] = Field(
@@ -301,7 +305,7 @@ def _of_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any, st
         key = name.removeprefix(PREFIX).lower()
         if key in Settings.model_fields:
             text = variables[name]
-            value = text.split(os.pathsep) if key in _LISTS else text
+            value = list(filter(None, text.split(os.pathsep))) if key in _LISTS else text
             yield key, _checked(key, value, name), name
         elif difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.8):
             raise ConfigError(f"unknown variable {name}; {_nearest(key, PREFIX, str.upper)}")

@@ -23,6 +23,8 @@ watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
 - ``lease_taken``, ``lease_returned``, ``lease_ended``: ``lease`` (its id), ``until``, ``reason``,
   ``holder``; a taken one has ``seconds`` and ``capped``, too;
 - ``listening``: ``url`` of our own endpoint;
+- ``aftermath``: ``incident``, ``bundle``, ``aftermath`` (path), ``outcome``, ``sentence``: what
+  became of it;
 - ``closed``: ``incident``, ``verdict``; ``stall``: ``instance``, ``since``, ``seconds``;
 - ``stopping``.
 """
@@ -42,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hangwatch import registry
 from hangwatch.capture.rooms import sweep
-from hangwatch.core import blackbox, fleet, layout
+from hangwatch.core import aftermath, blackbox, fleet, layout
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.core.facts import Demand
 from hangwatch.daemon.blackbox import BlackBox
@@ -59,13 +61,21 @@ from hangwatch.daemon.settings import Resolved
 from hangwatch.daemon.shadow import Shadow
 from hangwatch.daemon.state import StateDirectory, ensure_key
 from hangwatch.errors import OutputError, TargetNotFoundError
-from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest, Means, Touch
+from hangwatch.model.capture import (
+    AfterBundle,
+    CapturedInstance,
+    CaptureKind,
+    CaptureRequest,
+    Means,
+    Touch,
+)
 from hangwatch.model.discovery import Kin, RaySession
 from hangwatch.model.identity import InstanceKey
-from hangwatch.model.incident import Incident, IncidentState, Transition
+from hangwatch.model.incident import Aftermath, Incident, IncidentState, Transition
 from hangwatch.model.lease import Lease
 from hangwatch.model.observation import (
     Action,
+    AftermathEnded,
     BeatSeen,
     CloseIncident,
     Observation,
@@ -73,6 +83,7 @@ from hangwatch.model.observation import (
     Report,
     SourceRetired,
     StartCapture,
+    TakeAftermath,
     UpdateCapture,
 )
 from hangwatch.model.time import Epoch, Instant
@@ -151,6 +162,7 @@ class Watch:
         self._lost: str = ""
         self._save_soon = False
         self._withheld = 0
+        self._looks: dict[str, TakeAftermath] = {}
         self._metrics: Metrics | None = None
 
     @property
@@ -247,6 +259,13 @@ class Watch:
         )
         self._search = Search(**common, roster=self._roster, found=self._take_in)
         self._responder = self._make_responder()
+        self._aftermaths = Responder(
+            clock=self._clock,
+            request=self._request_of_look,
+            tell=self._looked,
+            most=1,
+            ended=lambda ended: AftermathEnded(incident=ended.incident, at=ended.at),
+        )
         self._leases = Leases(
             clock=self._clock,
             policy=self._policy,
@@ -263,6 +282,7 @@ class Watch:
             self._search,
             self._leases,
             self._responder,
+            self._aftermaths,
         )
         self._ears = Ears(
             self._parts,
@@ -366,7 +386,8 @@ class Watch:
             log.info("hangwatch.stopping", capture_running=self._responder.busy)
             self._say("stopping")
             self._responder.stop()
-        return not self._responder.busy
+            self._aftermaths.stop()
+        return not (self._responder.busy or self._aftermaths.busy)
 
     def _settled(self, state: fleet.State) -> None:
         now = self._clock.now()
@@ -415,6 +436,9 @@ class Watch:
                 if facts != self._told.get(incident.id):
                     self._told[incident.id] = facts
                     self._say("joined", **facts)
+            case TakeAftermath(incident=incident):
+                self._looks[incident.id] = action
+                self._aftermaths.begin(incident)
             case CloseIncident(incident=incident):
                 self._told.pop(incident.id, None)
                 log.info(
@@ -501,6 +525,32 @@ class Watch:
                 self._count("failed")
                 self._say("capture_failed", incident=incident, **told)
 
+    def _looked(self, kind: str, incident: str, facts: Mapping[str, Any]) -> None:
+        """Tell what a look after a bundle brought."""
+        look = self._looks[incident]
+        match kind:
+            case "aftermath":
+                told = {
+                    "incident": incident,
+                    "bundle": look.bundle,
+                    "aftermath": facts["path"],
+                    "outcome": facts.get("outcome", ""),
+                    "sentence": facts.get("sentence", ""),
+                }
+                log.info("hangwatch.aftermath_written", **told)
+                self._save_soon = True
+                self._say("aftermath", **told)
+            case "failed":
+                log.warning(
+                    "hangwatch.aftermath_failed",
+                    incident=incident,
+                    bundle=look.bundle,
+                    error=facts.get("error", ""),
+                )
+                self._save_soon = True
+            case _:
+                pass
+
     def _withhold(self, incident: Incident) -> None:
         """Write down what would have been captured."""
         self._count("withheld")
@@ -585,6 +635,21 @@ class Watch:
             collect=self._settings.collect,
             state=str(self._settings.state),
             api_key_file=str(self._settings.api_key_file or ""),
+        )
+
+    def _request_of_look(self, incident: Incident) -> CaptureRequest:
+        look = self._looks[incident.id]
+        return replace(
+            self._request(incident),
+            kind=CaptureKind.AFTERMATH,
+            output=str(Path(look.bundle).parent),
+            collect=(),
+            after=AfterBundle(
+                bundle=look.bundle,
+                number=look.number,
+                captured_at=look.captured_at,
+                last=look.last,
+            ),
         )
 
     def _profile_of(self, instances: Iterable[InstanceKey]) -> str:
@@ -735,7 +800,23 @@ def recall(
         _recalled(incident, output=output, boot_id=epoch.boot_id, withheld=withheld)
         for incident in memory.incidents
     )
-    return replace(memory, incidents=incidents, cooling=() if withheld else memory.cooling)
+    return replace(
+        memory,
+        incidents=incidents,
+        cooling=() if withheld else memory.cooling,
+        aftermaths=() if observe_only else tuple(_recalled_looks(memory.aftermaths, epoch.at)),
+    )
+
+
+def _recalled_looks(pending: Iterable[Aftermath], now: Instant) -> Iterator[Aftermath]:
+    """Yield what is to be looked at again; the look that we died in may be on disk."""
+    for each in pending:
+        bundle = Path(each.bundle)
+        name = layout.aftermath_name(bundle.name, each.taken + 1)
+        there = each.running and bundle.with_name(name).exists()
+        left = aftermath.looked(each, now) if there else each
+        if left is not None:
+            yield left
 
 
 def _recalled(incident: Incident, *, output: Path, boot_id: str, withheld: bool) -> Incident:
@@ -743,6 +824,8 @@ def _recalled(incident: Incident, *, output: Path, boot_id: str, withheld: bool)
         case IncidentState.CAPTURING:
             number = layout.bundle_number(boot_id, incident.id)
             for bundle in output.glob(f"hangwatch-*-{number}*{layout.SUFFIX}"):
+                if not layout.is_bundle_name(bundle.name):
+                    continue
                 return replace(incident, state=IncidentState.CAPTURED, bundle=str(bundle))
         case IncidentState.CAPTURED if withheld and not incident.bundle:
             return replace(incident, state=IncidentState.OPEN)

@@ -464,6 +464,23 @@ class CapturedInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AfterBundle:
+    """The bundle that a later look follows.
+
+    Attributes:
+        bundle: Its path.
+        number: Of the look, from 1.
+        captured_at: When the bundle was written.
+        last: Whether the incident is over.
+    """
+
+    bundle: str
+    number: int
+    captured_at: Instant
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRequest:
     """Everything that a capture needs to know; sent to the conductor as it is.
 
@@ -487,6 +504,7 @@ class CaptureRequest:
         collect: Names of the collectors, of those that run only by request, that are asked for.
         deadline: Seconds after which whatever arrived is bundled.
         state: State directory, where the pseudonym key lies; ``""`` for one of this capture.
+        after: The bundle that this follows; for ``CaptureKind.AFTERMATH``.
         api_key_file: File with API keys of the servers, or ``""``; the keys themselves are read
             where they are sent, and where the bundle is redacted.
     """
@@ -511,6 +529,7 @@ class CaptureRequest:
     deadline: float = 60.0
     state: str = ""
     api_key_file: str = ""
+    after: AfterBundle | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

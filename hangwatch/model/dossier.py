@@ -405,6 +405,25 @@ class InstanceRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AftermathRecord:
+    """What a look after the bundle was written says.
+
+    Attributes:
+        number: Of the look, from 1.
+        outcome: ``still_frozen``, ``recovered``, ``ended`` or ``mixed``.
+        sentence: The same for people.
+        last: Whether the incident was over.
+        citation: Where it stands, beside the bundle.
+    """
+
+    number: int
+    outcome: str
+    sentence: str
+    last: bool = False
+    citation: Citation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dossier:
     """All the evidence of one incident, redacted and parsed.
 
@@ -429,6 +448,7 @@ class Dossier:
         metrics: Every sample.
         kernel_log: Lines of the kernel log, with citations.
         producer: Lines in which a job says that it cannot bring work: retries, time-outs.
+        aftermaths: What later looks say (bundles only).
         files: What else was collected: path to size in bytes.
         evidence: What each step left (bundles only).
         manifest: The manifest as data (bundles only).
@@ -460,6 +480,7 @@ class Dossier:
     metrics: tuple[MetricSample, ...] = ()
     kernel_log: tuple[Citation, ...] = ()
     producer: tuple[Citation, ...] = ()
+    aftermaths: tuple[AftermathRecord, ...] = ()
     files: Mapping[str, int] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
     manifest: Mapping[str, Any] = field(default_factory=dict)

@@ -46,6 +46,31 @@ class Member:
     recovered_at: Instant | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    """What is still to be learned of an incident whose bundle is written.
+
+    Attributes:
+        incident: Its id.
+        bundle: Path of the bundle.
+        captured_at: When it was written.
+        looked_at: When the last look afterwards ended; at first as ``captured_at``.
+        taken: Looks that have ended.
+        running: Whether one is under way.
+        last: Whether that is the last one: the incident is over.
+        dead: Whether every member had died before it was captured.
+    """
+
+    incident: str
+    bundle: str
+    captured_at: Instant
+    looked_at: Instant
+    taken: int = 0
+    running: bool = False
+    last: bool = False
+    dead: bool = False
+
+
 class IncidentState(StrEnum):
     """Where an incident stands."""
 

@@ -218,6 +218,14 @@ class CaptureEnded:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AftermathEnded:
+    """A look at what became of an incident ended, with or without a file."""
+
+    incident: str
+    at: Instant
+
+
 SourceEvent: TypeAlias = (
     SourceGrew | SourceFound | SourceRetired | SourceUnreadable | SourceReadable
 )
@@ -237,6 +245,7 @@ Observation: TypeAlias = (
     | ChildBack
     | LoopPaused
     | CaptureEnded
+    | AftermathEnded
 )
 
 
@@ -277,4 +286,25 @@ class RecordStall:
     seconds: float
 
 
-Action: TypeAlias = Report | StartCapture | UpdateCapture | CloseIncident | RecordStall
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeAftermath:
+    """Look at what became of an incident since its bundle was written.
+
+    Attributes:
+        incident: As it stands.
+        bundle: Path of the bundle.
+        number: Of the look, from 1.
+        captured_at: When the bundle was written.
+        last: Whether the incident is over.
+    """
+
+    incident: Incident
+    bundle: str
+    number: int
+    captured_at: Instant
+    last: bool
+
+
+Action: TypeAlias = (
+    Report | StartCapture | UpdateCapture | CloseIncident | RecordStall | TakeAftermath
+)

@@ -27,6 +27,8 @@ class Policy:
         lease_limit: The longest lease that is granted.
         starved_after: Time without work in the whole fleet that is worth a notice, while a job
             runs.
+        aftermath: How long after a bundle what it is about is looked at again; a last look is
+            taken at the end. Empty: not at all.
         job_running: Whether a job is known to run that should bring work, whoever sees it.
     """
 
@@ -44,4 +46,5 @@ class Policy:
     pause_limit: float = 21_600.0
     lease_limit: float = 7200.0
     starved_after: float = 1800.0
+    aftermath: tuple[float, ...] = (300.0, 1800.0)
     job_running: bool = False

@@ -14,11 +14,12 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
-from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, place
+from hangwatch.core.aftermath import FILE as AFTERMATH_FILE
+from hangwatch.core.layout import INCIDENT, MANIFEST, Kind, aftermath_number, place
 from hangwatch.core.rescue import is_rescue
 from hangwatch.errors import NotABundleError
 
@@ -76,9 +77,9 @@ def read(paths: Iterable[Path]) -> EvidenceFiles:
             raise NotABundleError(f"{path} does not exist: check the path")
     try:
         if len(chosen) == 1 and chosen[0].is_dir():
-            return _folder(chosen[0])
+            return _with_aftermaths(_folder(chosen[0]), chosen[0])
         if len(chosen) == 1 and _is_archive(chosen[0]):
-            return _archive(chosen[0])
+            return _with_aftermaths(_archive(chosen[0]), chosen[0])
         return _single(chosen)
     except OSError as error:
         name = error.filename or chosen[0]
@@ -176,6 +177,33 @@ def _archive(path: Path) -> EvidenceFiles:
         files=files,
         sizes={name: len(data) for name, data in files.items()},
         problems=tuple(shelf.problems),
+    )
+
+
+def _with_aftermaths(found: EvidenceFiles, bundle: Path) -> EvidenceFiles:
+    """Return the evidence with what later looks said, where they lie beside a bundle."""
+    if not found.is_bundle:
+        return found
+    name = bundle.resolve().name
+    shelf = _Shelf()
+    for path in sorted(bundle.resolve().parent.iterdir()):
+        number = aftermath_number(name, path.name)
+        if number is None or not path.is_file():
+            continue
+        try:
+            with tarfile.open(path, "r:*") as archive:
+                for member in archive:
+                    if member.isfile() and member.name.endswith(f"/{AFTERMATH_FILE}"):
+                        stream = archive.extractfile(member)
+                        assert stream is not None
+                        shelf.put(f"aftermath/{number}/{AFTERMATH_FILE}", stream)
+        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            shelf.problems.append(f"{path.name} is damaged ({_brief(error)}) and was not read")
+    return replace(
+        found,
+        files={**found.files, **shelf.files},
+        sizes={**found.sizes, **shelf.sizes},
+        problems=(*found.problems, *shelf.problems),
     )
 
 
