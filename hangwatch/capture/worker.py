@@ -118,7 +118,7 @@ def _refuse(step: Step) -> Failure | None:
         return _closed("a thread of the process is in D state: attaching could stop it for ever")
     if Gate.NOT_STOPPED in step.gates and states & {"T", "t"}:
         return _closed("the process is stopped")
-    if Gate.NO_TRACER in step.gates and (tracer := procfs.read_row(pid).tracer_pid):
+    if Gate.NO_TRACER in step.gates and (tracer := procfs.tracer(pid)):
         return _closed(f"process {tracer} traces it already")
     return None
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hangwatch.core import connections, descriptors, syscalls
+from hangwatch.core import connections, descriptors
 from hangwatch.core.connections import Connection, End, Holder, Waiting
 from hangwatch.core.objects import page
 from hangwatch.core.planning import file_name
@@ -29,6 +29,7 @@ from hangwatch.model.capture import (
     Step,
 )
 from hangwatch.system import netdiag, procfs
+from hangwatch.system.calls import calls
 
 MAX_SEARCH: Final = 1.5
 """Seconds for the search among processes that are not of the capture."""
@@ -205,14 +206,10 @@ class _Seen:
 
     def waits(self) -> Iterator[Waiting]:
         """Yield each thread that is in a call about a pipe or socket."""
-        machine = os.uname().machine
         for pid, links in self._links.items():
             with contextlib.suppress(OSError):
-                for tid in procfs.thread_ids(pid):
-                    call = None
-                    with contextlib.suppress(OSError):
-                        call = syscalls.decode(procfs.read_call(pid, tid), machine)
-                    if call is None or not call.fds or not (call.reads or call.writes):
+                for tid, call in calls(pid):
+                    if not call.fds or not (call.reads or call.writes):
                         continue
                     inode = descriptors.inode(links.get(call.fds[0], ""))
                     if inode is not None:

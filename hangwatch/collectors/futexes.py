@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from hangwatch.core import futexes, syscalls
+from hangwatch.core import futexes
 from hangwatch.core.futexes import Place, Waiter
 from hangwatch.model.capture import (
     CaptureKind,
@@ -26,6 +25,7 @@ from hangwatch.model.capture import (
     Step,
 )
 from hangwatch.system import procfs
+from hangwatch.system.calls import calls
 
 
 def _collect(step: Step, room: Room) -> None:
@@ -68,11 +68,9 @@ def _lines(groups: Iterable[dict[str, Any]], *, first: bool) -> bytes:
 
 
 def _waiters(pid: int) -> Iterator[Waiter]:
-    machine = os.uname().machine
-    for tid in procfs.thread_ids(pid):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            call = syscalls.decode(procfs.read_call(pid, tid), machine)
-            if call is not None and "address" in call.detail:
+    for tid, call in calls(pid):
+        if "address" in call.detail:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 yield Waiter(
                     pid=pid,
                     tid=tid,
@@ -91,7 +89,7 @@ def _placed(waiters: Iterable[Waiter]) -> Iterator[tuple[Waiter, Place | None]]:
             maps[waiter.pid] = ""
             with contextlib.suppress(OSError):
                 maps[waiter.pid] = procfs.mappings(waiter.pid)
-        yield waiter, futexes.place(maps[waiter.pid], waiter.address)
+        yield futexes.placed(waiter, maps[waiter.pid])
 
 
 COLLECTOR: Final = Collector(

@@ -102,7 +102,7 @@ class _Look:
 
     def _line(self, thread: ThreadRow) -> dict[str, Any]:
         line: dict[str, Any] = {name: getattr(thread, name) for name in _FIELDS}
-        call = syscalls.decode(thread.syscall, self._machine)
+        call = syscalls.decode(thread.syscall, self._machine, thread.state)
         if call is not None:
             line["call"] = call.document()
             if call.fds:

@@ -7,13 +7,12 @@ is looked for among all processes that we may read, as far as time allows.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from hangwatch.core import descriptors, locks, syscalls
+from hangwatch.core import descriptors, locks
 from hangwatch.core.objects import page
 from hangwatch.model.capture import (
     CaptureKind,
@@ -26,6 +25,7 @@ from hangwatch.model.capture import (
     Step,
 )
 from hangwatch.system import procfs
+from hangwatch.system.calls import calls
 
 MAX_SEARCH: Final = 2.0
 """Seconds for the search among processes that are not of the capture."""
@@ -67,14 +67,10 @@ def _collect(step: Step, room: Room) -> None:
 
 def _waits(pid: int) -> Iterator[locks.Wait]:
     """Yield each thread that waits for a lock."""
-    machine = os.uname().machine
     with contextlib.suppress(OSError):
-        for tid in procfs.thread_ids(pid):
-            call = None
-            with contextlib.suppress(OSError):
-                call = syscalls.decode(procfs.read_call(pid, tid), machine)
-            operation = call.detail.get("operation", "") if call is not None else ""
-            if call is not None and call.fds and operation in locks.WAITS:
+        for tid, call in calls(pid):
+            operation = call.detail.get("operation", "")
+            if call.fds and operation in locks.WAITS:
                 (fd, *_) = call.fds
                 path, inode = "", 0
                 with contextlib.suppress(OSError):

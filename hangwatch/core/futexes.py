@@ -2,14 +2,16 @@
 
 A private futex is an address of one process. A shared one (semaphores of ``multiprocessing``, of
 POSIX) lies in a file that several processes have in memory, each at an address of its own: it is
-known by the file and the place in it. Who holds the lock stands in no file of ``/proc``.
+known by the file and the place in it. One that a thread calls shared, but that lies in memory of
+its process alone, is private: so ``pthread_join`` waits for the end of a thread. Who holds the lock
+stands in no file of ``/proc``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 _MAPPING: Final = re.compile(
@@ -64,6 +66,17 @@ def place(maps: str, address: int) -> Place | None:
                 offset=int(match["offset"], 16) + address - begin,
             )
     return None
+
+
+def placed(waiter: Waiter, maps: str) -> tuple[Waiter, Place | None]:
+    """Return a waiter at a futex that it calls shared with where that is.
+
+    Args:
+        waiter: It.
+        maps: The memory map of its process, or ``""``: then it is taken at its word.
+    """
+    where = place(maps, waiter.address)
+    return replace(waiter, shared=where is not None or not maps), where
 
 
 def groups(waiters: Iterable[tuple[Waiter, Place | None]]) -> list[dict[str, Any]]:

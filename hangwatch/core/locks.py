@@ -80,7 +80,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A thread that waits for a lock on the file of a descriptor; inode 0 where not known."""
+    """A thread that waits for a lock on the file of a descriptor.
+
+    Its inode is 0 where it is not known: ``fdinfo`` has it since Linux 5.14.
+    """
 
     pid: int
     tid: int
@@ -125,12 +128,16 @@ def table(
         asked = [
             record
             for record in found.values()
-            if record["inode"] == wait.inode and (record["kind"] == "flock") == by_flock
+            if _is_of(record, wait) and (record["kind"] == "flock") == by_flock
         ]
+        # Two file systems can have a file of one number each.
+        asked = [record for record in asked if record.get("path") == wait.path] or asked
         if not asked:  # nobody that can be seen from here has it
             unseen = {"kind": "flock" if by_flock else "posix", "inode": wait.inode}
             asked = [
-                found.setdefault((wait.inode, by_flock), unseen | {"holders": [], "waiters": []})
+                found.setdefault(
+                    (wait.inode or wait.path, by_flock), unseen | {"holders": [], "waiters": []}
+                )
             ]
         for record in asked:
             record.setdefault("path", wait.path)
@@ -138,6 +145,13 @@ def table(
                 {"pid": wait.pid, "tid": wait.tid, "fd": wait.fd, "operation": wait.operation}
             )
     return sorted(found.values(), key=lambda record: -len(record["waiters"]))
+
+
+def _is_of(record: Mapping[str, Any], wait: Wait) -> bool:
+    """Say whether a lock is of the file that somebody waits for, as far as is known."""
+    if wait.inode:
+        return bool(record["inode"] == wait.inode)
+    return bool(wait.path) and record.get("path") == wait.path
 
 
 def _record(line: Line) -> dict[str, Any]:

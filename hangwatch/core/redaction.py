@@ -246,7 +246,7 @@ _SERIAL_HINTS: Final = _hints("serial number", "gpu pdi", "gpu fabric guid", r"c
 _INTERNAL_HINTS: Final = _hints(r"\.(?:local|internal|intranet|corp|lan|cluster|svc|home\.arpa)")
 _POD_HINTS: Final = _hints("-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
 
-_LEARN_HINTS: Final = _hints("host", "node", "pod", "namespace", r"linux [a-z0-9]")
+_LEARN_HINTS: Final = _hints("host", "node", "pod", "namespace", r"linux [a-z0-9]", "nfs: server")
 _LEARN: Final = (
     re.compile(
         r"(?i)(?:\bhost_?name|\bnode_?name|\bpod_?name)"
@@ -258,6 +258,9 @@ _LEARN: Final = (
         r"((?=[a-z.]{0,60}[0-9-])[a-z0-9][a-z0-9.-]{2,252})(?![\w(])"
     ),
     re.compile(r"(?m)^Linux ([A-Za-z0-9][\w.-]{2,252}) \d+\.\d+"),
+    # The kernel log: fs/nfs, net/sunrpc/clnt.c; systemd at the start of a machine.
+    re.compile(r"\bnfs: server ([A-Za-z0-9][\w.-]{2,252}) (?:not responding|OK)"),
+    re.compile(r"\bHostname set to <([A-Za-z0-9][\w.-]{2,252})>"),
 )
 
 _PUBLIC_DOMAINS: Final = re.compile(

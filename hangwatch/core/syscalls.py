@@ -1,9 +1,10 @@
 """What a thread asked the kernel for: ``/proc/PID/task/TID/syscall``, decoded.
 
 The kernel writes ``running``; or number, six arguments, stack pointer and program counter; or -1
-for a thread that sleeps in the kernel without a call: in a page fault, for memory that has to come
-from a file. Arguments are registers: a descriptor or a number can be told, what a pointer leads to
-cannot (the list of ``poll``, the time of ``ppoll``), for that would take the target's memory.
+for a thread that is in no call and not on a core. If it sleeps, that is in a page fault, for memory
+that has to come from a file; one that was stopped outside of any call, or has ended, has -1 too.
+Arguments are registers: a descriptor or a number can be told, what a pointer leads to cannot (the
+list of ``poll``, the time of ``ppoll``), for that would take the target's memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from hangwatch.core.syscall_numbers import NAMES
 
 FAULT: Final = "page_fault"
 """The name we give to what a thread does that sleeps in the kernel without a call."""
+
+SLEEPING: Final = frozenset("SD")
+"""Letters of states in which a thread sleeps."""
 
 FUTEX_WAITS: Final[Mapping[int, str]] = {
     0: "wait",
@@ -114,15 +118,17 @@ class Call:
         return {**found, **self.detail}
 
 
-def decode(text: str, machine: str) -> Call | None:
+def decode(text: str, machine: str, state: str = "S") -> Call | None:
     """Return the call that *text* of ``/proc/PID/task/TID/syscall`` tells of.
 
     Args:
         text: It, as the kernel writes it.
         machine: Whose numbers it has, as ``uname -m`` names it.
+        state: Letter of the thread's state.
 
     Returns:
-        ``None`` for a thread that runs, and where nothing could be read.
+        ``None`` for a thread that runs, was stopped outside of any call, or has ended, and where
+        nothing could be read.
     """
     words = text.split()
     if not words or words[0] == "running":
@@ -133,7 +139,7 @@ def decode(text: str, machine: str) -> Call | None:
     except ValueError:
         return None
     if number == -1 or len(arguments) < 6:
-        return Call(name=FAULT)
+        return Call(name=FAULT) if state in SLEEPING else None
     name = NAMES.get(machine, {}).get(number, str(number))
     timeout_ms, limited = _timeout(name, arguments)
     detail = _DETAILS[name](arguments) if name in _DETAILS else {}

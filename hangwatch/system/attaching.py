@@ -115,22 +115,26 @@ def settle(path: Path, note: Note, patience: float = PATIENCE) -> Settled:
         note: What the process was before.
         patience: Seconds to wait for a tool to let go of it.
     """
+    descriptor: int | None = None
     try:
-        # A descriptor of the process, not its number: a signal can reach nobody else.
-        descriptor = os.pidfd_open(note.process.pid)
-    except OSError:
-        return Settled.AS_BEFORE  # it is gone
-    try:
+        try:
+            # A descriptor of the process, not its number: a signal can reach nobody else.
+            descriptor = os.pidfd_open(note.process.pid)
+        except ProcessLookupError:
+            return Settled.AS_BEFORE
+        except OSError:
+            pass  # Linux before 5.3, or a filter of an old container engine: nothing is sent
         return _settle(path, note, descriptor, time.monotonic() + patience)
     except (FileNotFoundError, ProcessLookupError):
         return Settled.AS_BEFORE
     except PermissionError:
         return Settled.NOT_PERMITTED
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
-def _settle(path: Path, note: Note, descriptor: int, deadline: float) -> Settled:
+def _settle(path: Path, note: Note, descriptor: int | None, deadline: float) -> Settled:
     while procfs.is_same(note.process):
         pid = note.process.pid
         traced, stopping = procfs.is_traced(pid), procfs.is_stopping(pid)
@@ -139,6 +143,8 @@ def _settle(path: Path, note: Note, descriptor: int, deadline: float) -> Settled
             case Repair.NOTHING:
                 return Settled.AS_BEFORE
             case Repair.CONTINUE:
+                if descriptor is None:
+                    return Settled.NOT_PERMITTED
                 # Said before it is done: whoever comes after us may not see that it was stopped.
                 with contextlib.suppress(OSError):
                     replace(note, continued=True).leave(path)

@@ -128,17 +128,22 @@ def head(pid: int, folder: PurePosixPath) -> str | None:
             repository = folder / pointer.removeprefix("gitdir:").strip()
         tip = read(repository / "HEAD")
         if not tip.startswith("ref:"):
-            return tip if _COMMIT.fullmatch(tip) else None
+            return _commit(tip)
         reference = tip.removeprefix("ref:").strip()
         common = repository
         with contextlib.suppress(OSError):
             common = repository / read(repository / "commondir")
         with contextlib.suppress(OSError):
-            return read(common / reference)
+            return _commit(read(common / reference))
         for line in read(common / "packed-refs").splitlines():
             if line.endswith(f" {reference}"):
-                return line.split(" ", 1)[0]
+                return _commit(line.split(" ", 1)[0])
     return None
+
+
+def _commit(text: str) -> str | None:
+    """Return *text* if it names a commit: a repository can refer to any file of its root."""
+    return text if _COMMIT.fullmatch(text) else None
 
 
 def _link(pid: int, name: str) -> str:

@@ -249,13 +249,23 @@ def thread_states(pid: int) -> dict[int, str]:
     return states
 
 
-def is_traced(pid: int) -> bool:
-    """Say whether any thread of a process has a tracer."""
+def may_block(pid: int) -> bool:
+    """Say whether a thread of a process is in state D: it could hold the lock of the memory map."""
+    return "D" in thread_states(pid).values()
+
+
+def tracer(pid: int) -> int:
+    """Return who traces any thread of a process, 0 for nobody."""
     for tid in thread_ids(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if int(_status(pid, "task", tid).get(b"TracerPid", 0)):
-                return True
-    return False
+            if found := int(_status(pid, "task", tid).get(b"TracerPid", 0)):
+                return found
+    return 0
+
+
+def is_traced(pid: int) -> bool:
+    """Say whether any thread of a process has a tracer."""
+    return tracer(pid) != 0
 
 
 def is_stopping(pid: int) -> bool:

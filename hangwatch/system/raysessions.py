@@ -83,14 +83,19 @@ def arguments(process: ProcessId) -> tuple[str, ...]:
 
 def dashboard(session: Session) -> Dashboard | None:
     """Return the dashboard of a session, or ``None``: it lives on the head node alone."""
-    for process, comm in procfs.names():
-        if not comm.startswith(("python", "ray")):
-            continue
+    found = [process for process, comm in procfs.names() if comm.startswith(("python", "ray"))]
+    for process in sorted(found, key=_may_block):
         line = arguments(process)
         if raystate.is_dashboard(line, session.directory):
             with contextlib.suppress(OSError):
                 return Dashboard(process=process, listener=_listener(process, line))
     return None
+
+
+def _may_block(process: ProcessId) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return procfs.may_block(process.pid)
+    return False
 
 
 def _listener(process: ProcessId, line: Iterable[str]) -> Listener | None:

@@ -52,6 +52,12 @@ def python(body, *, interpreter=sys.executable, arguments=(), rest="ready(); wai
         process.stdout.close()
 
 
+def is_as_before(pid):
+    """Say whether a process sleeps, and nobody traces it; it may run a moment before it does."""
+    row = procfs.read_row(pid)
+    return (row.state, row.tracer_pid) == ("S", 0) and not procfs.is_traced(pid)
+
+
 def titled(word):
     """Return the processes whose title holds *word*."""
     found = []

@@ -19,6 +19,7 @@ from hangwatch.errors import ConfigError, OutputError
 from hangwatch.model.capture import FailureKind, Scope
 from hangwatch.model.observation import ProcessesSeen
 from hangwatch.system import procfs
+from hangwatch.system.packages import head
 
 FROZEN = """
 import asyncio
@@ -383,6 +384,20 @@ def test_only_allowed_variables_leave_the_process(tmp_path):
     assert "INFO" == variables["NCCL_DEBUG"]
     for path in Path(outcome.work).rglob("*"):
         assert path.is_dir() or b"hunter2" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_repository_that_refers_to_another_file_does_not_bring_it_into_the_bundle(
+    tmp_path, packed
+):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "private").write_text("hunter2\n")
+    (tmp_path / ".git/HEAD").write_text("ref: ../private\n")
+    if packed:
+        (tmp_path / "private").unlink()
+        (tmp_path / ".git/packed-refs").write_text("hunter2 ../private\n")
+
+    assert head(os.getpid(), PurePosixPath(tmp_path)) is None
 
 
 def test_versions_and_the_commit_of_an_editable_package_are_read_from_files(tmp_path):

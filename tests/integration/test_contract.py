@@ -54,6 +54,18 @@ def traced(_folder):
 
 
 @contextlib.contextmanager
+def traced_in_one_thread(_folder):
+    """Give a process of which this thread traces a thread that is not the main one."""
+    with python("threading.Thread(target=wait, daemon=True).start()") as it:
+        (tid,) = set(procfs.thread_ids(it.pid)) - {it.pid}
+        ptrace(PTRACE_SEIZE, tid)
+        yield it.pid
+        ptrace(PTRACE_INTERRUPT, tid)
+        os.waitpid(tid, WAIT_ALL)
+        ptrace(PTRACE_DETACH, tid)
+
+
+@contextlib.contextmanager
 def in_d_state(folder):
     """Give a process with a thread that hangs in the kernel."""
     with running(OURS, "states", "forking", folder=folder) as (process, _):
@@ -299,6 +311,7 @@ def test_no_program_or_library_of_a_container_is_executed(tmp_path):
     [
         (in_d_state, Gate.NO_D_STATE, "a thread of the process is in D state"),
         (traced, Gate.NO_TRACER, "traces it already"),
+        (traced_in_one_thread, Gate.NO_TRACER, "traces it already"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

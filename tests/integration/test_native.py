@@ -1,5 +1,6 @@
 """Stacks of a process that stands still, and how it is left: with real tools and worse ones."""
 
+import errno
 import json
 import os
 import random
@@ -12,7 +13,15 @@ from pathlib import Path
 
 import pytest
 from captures import pool, program, run_steps, step_for
-from processes import PATIENCE, eventually, furnish, python, skip_unless_it_works, titled
+from processes import (
+    PATIENCE,
+    eventually,
+    furnish,
+    is_as_before,
+    python,
+    skip_unless_it_works,
+    titled,
+)
 from running import runs
 
 from hangwatch.capture.rooms import sweep
@@ -40,11 +49,6 @@ def frames(output, evidence):
     return {frame["name"] for thread in found for frame in thread["frames"]}
 
 
-def is_as_before(pid):
-    row = procfs.read_row(pid)
-    return (row.state, row.tracer_pid) == ("S", 0) and not procfs.is_traced(pid)
-
-
 def stopping(then):
     """Return a script that stops its target for good, as a tool that attaches may, and more."""
     return f'for pid in "$@"; do :; done\nkill -STOP $pid\n{then}'
@@ -53,13 +57,12 @@ def stopping(then):
 def test_c_frames_stand_below_the_python_frames_that_called_them(tmp_path):
     with python(IN_C, rest="asleep_in_c()") as it:
         (evidence,) = run_steps(tmp_path, step_for(it.pid, collector="native", budget_ms="9999"))
-        after = eventually(lambda: is_as_before(it.pid))
+        eventually(lambda: is_as_before(it.pid))
 
     names = frames(tmp_path, evidence)
     assert evidence.failure is None
     assert "asleep_in_c" in names
     assert [name for name in names if "sleep" in name and name != "asleep_in_c"]
-    assert after
 
 
 def test_a_library_as_large_as_those_of_cuda_is_no_reason_to_fail(tmp_path):
@@ -191,6 +194,20 @@ def test_a_target_to_which_the_stop_comes_late_goes_on(tmp_path):
 
         assert (Settled.TRACED, Settled.CONTINUED) == (before, after)
         eventually(lambda: is_as_before(it.pid))
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+def test_a_target_that_may_not_be_told_to_go_on_is_reported(tmp_path, target, monkeypatch, error):
+    def filtered(_pid):
+        raise OSError(error, os.strerror(error))
+
+    note = Note.of(procfs.identify(target))
+    os.kill(target, signal.SIGSTOP)
+    eventually(lambda: procfs.read_row(target).state == "T")
+    monkeypatch.setattr("os.pidfd_open", filtered)
+
+    assert Settled.NOT_PERMITTED == settle(tmp_path / "note", note)
+    assert "T" == procfs.read_row(target).state
 
 
 def test_a_target_that_somebody_else_had_stopped_stays_stopped(tmp_path, target):

@@ -89,6 +89,11 @@ def test_a_sleep_in_the_kernel_without_a_call_is_a_page_fault():
     assert FAULT == found.name
 
 
+@pytest.mark.parametrize("state", ["T", "t", "Z", "R"])
+def test_who_was_stopped_outside_of_a_call_or_has_ended_is_in_none(state: str):
+    assert decode("-1 0x7ffc18a5cfa0 0x7f301f0fcc86", "x86_64", state) is None
+
+
 @pytest.mark.parametrize("text", ["running", "", "nonsense", "0 zz"])
 def test_what_says_no_call_is_none(text: str):
     assert decode(text, "x86_64") is None
@@ -191,6 +196,49 @@ def test_a_lock_that_nobody_in_sight_holds_is_listed_for_who_waits():
     (record,) = locks.table((), (), (wait,), {})
 
     assert ([], "/a.lock", 1) == (record["holders"], record["path"], len(record["waiters"]))
+
+
+WRITTEN_BY_60 = locks.Hold(
+    pid=60,
+    fd=4,
+    path="/cache/a.lock",
+    lock=locks.parse("2: FLOCK  ADVISORY  WRITE 60 00:2e:34 0 EOF")[0],
+)
+SAME_NUMBER = locks.Hold(
+    pid=70,
+    fd=4,
+    path="/other/b.lock",
+    lock=locks.parse("9: FLOCK  ADVISORY  WRITE 70 00:99:34 0 EOF")[0],
+)
+
+
+@pytest.mark.parametrize("inode", [34, 0], ids=["number known", "number not known"])
+def test_a_waiter_waits_for_who_holds_the_lock_of_its_own_file(inode: int):
+    wait = locks.Wait(pid=61, tid=61, fd=3, path="/cache/a.lock", inode=inode, operation="LOCK_EX")
+
+    held, other = locks.table((), (WRITTEN_BY_60, SAME_NUMBER), (wait,), {})
+
+    assert ("/cache/a.lock", [61]) == (held["path"], [each["pid"] for each in held["waiters"]])
+    assert ("/other/b.lock", []) == (other["path"], other["waiters"])
+
+
+def test_files_whose_numbers_are_not_known_are_not_taken_for_one():
+    waits = [
+        locks.Wait(pid=pid, tid=pid, fd=3, path=path, inode=0, operation="LOCK_EX")
+        for pid, path in ((1, "/a"), (2, "/b"))
+    ]
+
+    assert {"/a", "/b"} == {record["path"] for record in locks.table((), (), waits, {})}
+
+
+def test_a_futex_that_is_called_shared_in_memory_of_one_process_is_private():
+    heap = "5000-6000 rw-p 00000000 00:00 0 [heap]\n"
+    joins = futexes.Waiter(
+        pid=1, tid=2, comm="x", address=0x5010, shared=True, operation="wait", limited=False
+    )
+
+    assert [] == futexes.groups([futexes.placed(joins, heap)])
+    assert [True] == [group["shared"] for group in futexes.groups([futexes.placed(joins, "")])]
 
 
 def test_a_futex_in_shared_memory_is_one_place_at_two_addresses():

@@ -117,6 +117,21 @@ def test_a_host_name_said_in_one_file_is_known_in_the_others():
     assert b"bigiron" not in redactor.text(b"raylet on bigiron started")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[ 12.5] nfs: server bigiron not responding, still trying",
+        b"[ 12.5] nfs: server bigiron OK",
+        b"[ 2.25] systemd[1]: Hostname set to <bigiron>.",
+    ],
+)
+def test_a_host_name_that_the_kernel_log_says_is_known_in_all_files(line):
+    redactor = Redactor(KEY)
+    redactor.learn(line)
+
+    assert b"bigiron" not in redactor.text(line + b"\nraylet on bigiron started")
+
+
 def test_a_machine_that_bears_a_common_word_does_not_garble_the_evidence():
     redactor = Redactor(KEY, hosts=["engine", "running"])
 
