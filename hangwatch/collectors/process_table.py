@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from hangwatch.core import table
+from hangwatch.core.objects import lines
 from hangwatch.core.planning import file_name
 from hangwatch.model.capture import Collector, Room, Scope, Stage, Step, Target
 from hangwatch.system import procfs
@@ -23,11 +24,7 @@ from hangwatch.system import procfs
 def _collect(step: Step, room: Room) -> None:
     before = _before(room) if step.sample > 1 else {}
     rows = [_row(target, before.get(target.process.pid, {})) for target in step.targets]
-    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    room.write(
-        file_name("procs", ".json", step.sample),
-        f"[\n {lines}\n]\n".encode("utf-8", "surrogateescape"),
-    )
+    room.write(file_name("procs", ".json", step.sample), lines(rows))
 
 
 def _before(room: Room) -> dict[int, Mapping[str, Any]]:

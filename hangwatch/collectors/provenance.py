@@ -21,7 +21,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from hangwatch.core import provenance
+from hangwatch.core import objects, provenance
 from hangwatch.core.provenance import Recorded
 from hangwatch.model.capture import (
     Collector,
@@ -93,9 +93,7 @@ def _collect(step: Step, room: Room) -> None:
         for each in found:
             _write(out, _stack_files(each, files, pieces))
         if pieces:
-            lines = ",\n ".join(json.dumps(piece, ensure_ascii=False) for piece in pieces)
-            text = f"[\n {lines}\n]\n".encode("utf-8", "surrogateescape")
-            room.write("environment/sources.json", text)
+            room.write("environment/sources.json", objects.lines(pieces))
         for each in found:
             if each.recorded:
                 _write(out, [_check(each, files)])

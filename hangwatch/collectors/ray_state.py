@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from hangwatch.core import raystate
+from hangwatch.core.objects import lines
 from hangwatch.model.capture import (
     Collector,
     CollectorError,
@@ -88,10 +89,12 @@ def _write_sessions(step: Step, room: Room, sessions: tuple[Session, ...]) -> No
 
 def _worker(target: Target) -> dict[str, str]:
     """Return the names of a Ray worker; nothing for what is none."""
-    # A target's title is that of the plan: an actor may have entered another method since.
+    # A target's title is that of the plan: an actor may have entered another method since. One that
+    # may hold us up is not asked again, lest the names of all others be lost.
     title = target.title
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        title = procfs.read_title(target.process.pid) or title
+        if not procfs.may_block(target.process.pid):
+            title = procfs.read_title(target.process.pid) or title
     log = next((each for each in target.logs if raystate.is_worker_log(each)), "")
     head = b""
     if log and procfs.is_same(target.process):
@@ -131,7 +134,7 @@ def _ask(step: Step, room: Room, dashboard: Dashboard) -> None:
             found["actors"], tasks=found.get("ray_tasks", ()), nodes=found.get("nodes", ())
         )
     for kind, rows in found.items():
-        room.write(f"ray/{kind}.json", raystate.lines(rows))
+        room.write(f"ray/{kind}.json", lines(rows))
     asked = [
         {
             "path": raystate.PATHS[kind],
@@ -142,7 +145,7 @@ def _ask(step: Step, room: Room, dashboard: Dashboard) -> None:
         }
         for kind, answer in answers.items()
     ]
-    room.write("ray/requests.json", raystate.lines(asked))
+    room.write("ray/requests.json", lines(asked))
     if problems:
         raise _unanswered(problems, answers)
 

@@ -95,3 +95,9 @@ def page(head: Mapping[str, Any], lists: Mapping[str, Iterable[object]]) -> byte
         lines = ",\n ".join(json.dumps(record, ensure_ascii=False) for record in records)
         parts.append(f"{json.dumps(key)}: [\n {lines}\n]" if lines else f"{json.dumps(key)}: []")
     return (",\n".join(parts) + "}\n").encode("utf-8", "replace")
+
+
+def lines(records: Iterable[object]) -> bytes:
+    """Return a list with a record a line, so that each can be cited."""
+    text = ",\n ".join(json.dumps(record, ensure_ascii=False) for record in records)
+    return f"[\n {text}\n]\n".encode("utf-8", "surrogateescape")

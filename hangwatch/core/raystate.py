@@ -258,9 +258,3 @@ _CALLS: Final = {
     "running_calls": "numRunningTasks",
     "awaited_calls": "numPendingTasks",
 }
-
-
-def lines(found: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return JSON with one item a line, so that each can be cited."""
-    items = ",\n ".join(json.dumps(item, ensure_ascii=False) for item in found)
-    return f"[\n {items}\n]\n".encode("utf-8", "surrogateescape")

@@ -19,6 +19,20 @@ def _numbered(runs: Mapping[int, str]) -> Mapping[int, str]:
     }
 
 
+# Since Linux 5.1 calls have the same number on all machines.
+_SINCE_5_1: Final[Mapping[int, str]] = {
+    424: (
+        "pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree "
+        "move_mount fsopen fsconfig fsmount fspick pidfd_open clone3 close_range openat2 "
+        "pidfd_getfd faccessat2 process_madvise epoll_pwait2 mount_setattr quotactl_fd "
+        "landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_secret "
+        "process_mrelease futex_waitv set_mempolicy_home_node cachestat fchmodat2 "
+        "map_shadow_stack futex_wake futex_wait futex_requeue statmount listmount "
+        "lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat "
+        "listxattrat removexattrat open_tree_attr file_getattr file_setattr"
+    )
+}
+
 _X86_64: Final = _numbered(
     {
         0: (
@@ -64,16 +78,7 @@ _X86_64: Final = _numbered(
             "membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc "
             "pkey_free statx io_pgetevents rseq"
         ),
-        424: (
-            "pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree "
-            "move_mount fsopen fsconfig fsmount fspick pidfd_open clone3 close_range openat2 "
-            "pidfd_getfd faccessat2 process_madvise epoll_pwait2 mount_setattr quotactl_fd "
-            "landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_secret "
-            "process_mrelease futex_waitv set_mempolicy_home_node cachestat fchmodat2 "
-            "map_shadow_stack futex_wake futex_wait futex_requeue statmount listmount "
-            "lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat "
-            "listxattrat removexattrat open_tree_attr file_getattr file_setattr"
-        ),
+        **_SINCE_5_1,
     }
 )
 _AARCH64: Final = _numbered(
@@ -118,16 +123,7 @@ _AARCH64: Final = _numbered(
             "bpf execveat userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 "
             "pkey_mprotect pkey_alloc pkey_free statx io_pgetevents rseq kexec_file_load"
         ),
-        424: (
-            "pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree "
-            "move_mount fsopen fsconfig fsmount fspick pidfd_open clone3 close_range openat2 "
-            "pidfd_getfd faccessat2 process_madvise epoll_pwait2 mount_setattr quotactl_fd "
-            "landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_secret "
-            "process_mrelease futex_waitv set_mempolicy_home_node cachestat fchmodat2 "
-            "map_shadow_stack futex_wake futex_wait futex_requeue statmount listmount "
-            "lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat "
-            "listxattrat removexattrat open_tree_attr file_getattr file_setattr"
-        ),
+        **_SINCE_5_1,
     }
 )
 

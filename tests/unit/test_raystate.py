@@ -5,6 +5,7 @@ import json
 import pytest
 
 from hangwatch.core import raystate
+from hangwatch.core.objects import lines
 from hangwatch.core.redaction import Redactor
 
 STORE = "bb49053170043c1ee1815d9301000000"
@@ -204,7 +205,7 @@ def test_of_the_logs_those_of_ray_and_of_the_captured_processes_are_read_best_fi
 def test_what_users_asked_is_withheld_from_names_of_ray_tasks():
     found = [{"task_id": "1", "name": "prompt='tell me of my illness'", "state": "RUNNING"}]
 
-    shown = Redactor().file("ray/ray_tasks.json", raystate.lines(found))
+    shown = Redactor().file("ray/ray_tasks.json", lines(found))
 
     assert b"illness" not in shown
     assert b'"state": "RUNNING"' in shown
