@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -69,6 +69,10 @@ def command(
     )
     if kin.problem:
         raise TargetNotFoundError(kin.problem)
+    if kin.closed and not (now or dry_run):
+        raise TargetNotFoundError(
+            f"{_closed(kin)}; with --now, what can be had without is captured"
+        )
     if not as_json:
         describe(kin)
     if dry_run:
@@ -92,14 +96,23 @@ def describe(kin: Kin) -> None:
             "is taken for one; if it is none, give the pid of the server or of its engine",
             err=True,
         )
+    if kin.closed:
+        click.echo(f"note: {_closed(kin)}", err=True)
     for owner in kin.logs:
         click.echo(printable(f"log: {owner.log}"), err=True)
-    if not kin.logs:
+    if not kin.logs and not kin.closed:
         click.echo(
             "log: none that can be read (its output goes to a terminal or into a pipe): "
             "endpoints and processes are what there is",
             err=True,
         )
+
+
+def _closed(kin: Kin) -> str:
+    return (
+        f"process {kin.pid} belongs to somebody else and may not be looked into: run as its user "
+        "or as root, or add the capability SYS_PTRACE"
+    )
 
 
 def printable(text: str) -> str:
@@ -205,6 +218,14 @@ def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:
     )
 
 
+_GATES: Final = {
+    "hung": "the verdict is hung",
+    "no_d_state": "no thread is in D state",
+    "not_stopped": "it is not stopped",
+    "no_tracer": "nobody traces it",
+}
+
+
 def _dry_run(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     from hangwatch.capture import run
     from hangwatch.system.clock import SystemClock
@@ -215,7 +236,7 @@ def _dry_run(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         return
     width = max((len(step.id) for step in plan.steps), default=0)
     for step in plan.steps:
-        gates = f"  if {', '.join(step.gates)}" if step.gates else ""
+        gates = f"  if {', '.join(_GATES[gate] for gate in step.gates)}" if step.gates else ""
         budget = f" for {step.budget_ms:g} ms at most" if step.budget_ms is not None else ""
         stops = f"  stops the target{budget}" if step.attaches else ""
         waits = "  beside the others" if step.waits else ""
@@ -339,7 +360,6 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         )
     else:
         click.echo(registry.renderers()["terminal"].render(written.diagnosis))
-        _tell_failures(outcome)
         click.echo(str(written.path))
     if written.verdict in {alarm.word for alarm in ALARMS}:
         raise SystemExit(3)
@@ -374,19 +394,6 @@ def outcome_as_json(outcome: CaptureOutcome) -> dict[str, Any]:
         ],
         "pause_ms": pauses,
     }
-
-
-def _tell_failures(outcome: CaptureOutcome) -> None:
-    """Say once for each way of failing what failed and what would help."""
-    failures: dict[tuple[str, str, str], int] = {}
-    for evidence in outcome.evidence:
-        if evidence.failure is not None:
-            told = (evidence.collector, evidence.failure.message, evidence.failure.hint)
-            failures[told] = failures.get(told, 0) + 1
-    for (collector, message, hint), count in failures.items():
-        times = f" ({count} times)" if count > 1 else ""
-        remedy = f"; {hint}" if hint else ""
-        click.echo(printable(f"{collector}: {message.splitlines()[-1]}{remedy}{times}"), err=True)
 
 
 def _progress() -> tuple[Callable[[Progress], None], Callable[[], None]]:

@@ -142,6 +142,9 @@ def plan(
     foreign = [str(target.process) for target in targets if not target.python]
     if foreign:
         notes = (*notes, f"no Python stacks of {', '.join(foreign)}: no Python there")
+    planned = {step.collector for step in steps}
+    idle = [each for each in collectors if each.opt_in and each.name not in planned]
+    notes = (*notes, *(f"{each.name} has nothing to do: {_why_not(each)}" for each in idle))
     return CapturePlan(
         targets=targets,
         steps=tuple(steps),
@@ -273,6 +276,13 @@ def _is_about(collector: Collector, target: Target) -> bool:
     if collector.gpu_only and not target.gpus:
         return False
     return target.python or not collector.python_only
+
+
+def _why_not(collector: Collector) -> str:
+    """Return why there is no process that a collector is about."""
+    if collector.gpu_only:
+        return "none of the processes is seen to have a GPU open"
+    return "none of the processes is one that it is about"
 
 
 def _concerns(collector: Collector, targets: tuple[Target, ...]) -> bool:

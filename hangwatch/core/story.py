@@ -9,9 +9,11 @@ filled.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import IntEnum
 from typing import Any, Final
 
 from hangwatch.core import awaiting, loose, motion
@@ -38,6 +40,7 @@ from hangwatch.core.questions import (
     wall,
 )
 from hangwatch.core.starvation import STARVED
+from hangwatch.model.capture import Failure, FailureKind
 from hangwatch.model.dossier import (
     Citation,
     Diagnosis,
@@ -124,8 +127,8 @@ class Story:
         instances: Rows of a table, its head first.
         beats: Rows of the last beats, their head first.
         provenance: Lines on versions, machine and limits.
-        missing: Steps that failed: what, why, and what to do about it.
-        captured: How the capture went, in one sentence, or ``""``.
+        missing: What was not had, why, and what to do about it: what failed first.
+        captured: How the capture went and who stood still for it, or ``""``.
         caveats: What could not be read, and what was assumed.
     """
 
@@ -698,31 +701,75 @@ def _version(facts: Any) -> str:
     return told + (" (editable)" if facts.get("editable") else "")
 
 
+class _Lack(IntEnum):
+    """In what way a step has less than it should: the worst first."""
+
+    FAILED = 0
+    STOOD_IN = 1
+    LEFT_OUT = 2
+    NOT_HERE = 3
+
+    @classmethod
+    def of(cls, failure: Failure) -> _Lack:
+        if failure.stand_in:
+            return cls.STOOD_IN
+        if failure.kind is FailureKind.GATED:
+            return cls.LEFT_OUT
+        return cls.NOT_HERE if failure.kind is FailureKind.NOT_AVAILABLE else cls.FAILED
+
+
+_LACKS: Final = {
+    _Lack.FAILED: ("failed", ""),
+    _Lack.STOOD_IN: ("made up for", ""),
+    _Lack.LEFT_OUT: ("left out", "left out: "),
+    _Lack.NOT_HERE: ("found nothing to read", "not here: "),
+}
+"""What becomes of such steps, in a sentence that counts them and before what is said of them."""
+
+
 def _missing(dossier: Dossier) -> tuple[str, ...]:
-    """Return why steps failed, alike ones together."""
-    groups: dict[tuple[str, str, str, str], int] = {}
+    """Return why steps have less than they should, those with one remedy together; then notes."""
+    groups: dict[tuple[_Lack, str], Counter[str]] = {}
     for evidence in dossier.evidence:
         failure = evidence.failure
         if failure is not None:
-            message = failure.message.strip().splitlines() or [""]
-            key = (evidence.collector, str(failure.kind), message[-1], failure.hint)
-            groups[key] = groups.get(key, 0) + 1
-    return tuple(
-        f"{collector}{f' ({count} times)' if count > 1 else ''}: {message or kind}"
-        + (f" [to do: {hint}]" if hint else "")
-        for (collector, kind, message, hint), count in groups.items()
-    )
+            message = (failure.message.strip().splitlines() or [""])[-1] or str(failure.kind)
+            # Without a remedy that they share, each stands for itself.
+            key = (_Lack.of(failure), failure.hint or f"{evidence.collector}: {message}")
+            groups.setdefault(key, Counter())[f"{evidence.collector}: {message}"] += 1
+    told = []
+    for (lack, hint), messages in sorted(groups.items(), key=lambda item: item[0][0]):
+        each = [
+            message.replace(":", f" ({count} times):", 1) if count > 1 else message
+            for message, count in messages.items()
+        ]
+        remedy = "" if hint in messages else f" [to do: {hint}]"
+        told.append(f"{_LACKS[lack][1]}{'; '.join(each)}{remedy}")
+    notes = dossier.manifest.get("notes")
+    return (*told, *(str(note) for note in (notes if isinstance(notes, list) else ())))
 
 
 def _captured(dossier: Dossier) -> str:
     if not dossier.evidence:
         return ""
-    failed = sum(evidence.failure is not None for evidence in dossier.evidence)
+    lacks = Counter(_Lack.of(each.failure) for each in dossier.evidence if each.failure)
     capture = dossier.manifest.get("capture") or {}
     elapsed = capture.get("elapsed_s")
     took = f" in {seconds(float(elapsed))}" if isinstance(elapsed, int | float) else ""
-    lost = f"; {number_of(failed, 'step')} got less than planned" if failed else ""
+    lost = listed([f"{lacks[lack]} {_LACKS[lack][0]}" for lack in _Lack if lacks[lack]])
     return (
         f"{number_of(len(dossier.processes), 'process')} captured in "
-        f"{number_of(len(dossier.evidence), 'step')}{took}{lost}."
+        f"{number_of(len(dossier.evidence), 'step')}{took}{f': {lost}' if lost else ''}. "
+        f"{_stood_still(dossier)}"
     )
+
+
+def _stood_still(dossier: Dossier) -> str:
+    pauses: Counter[int] = Counter()
+    for evidence in dossier.evidence:
+        if evidence.target is not None and evidence.pause_ms:
+            pauses[evidence.target.pid] += round(evidence.pause_ms)
+    if not pauses:
+        return "No process was seen to stand still for it."
+    each = [f"{pid} for {pause} ms" for pid, pause in pauses.most_common()]
+    return f"Processes that stood still for it: {listed(each)}."

@@ -116,17 +116,14 @@ def _same(here: Path, there: Path) -> bool:
 
 def kin(pid: int, profiles: Sequence[EngineProfile]) -> Kin:
     """Return what *pid* belongs to; ``problem`` says why nothing can be said."""
+    closed = False
     try:
         procfs.identify(pid)
         Path(f"/proc/{pid}/exe").readlink()  # needs the right to look into it
     except TargetNotFoundError as error:
         return Kin(pid=pid, problem=str(error))
     except PermissionError:
-        return Kin(
-            pid=pid,
-            problem=f"process {pid} belongs to somebody else and may not be looked into: run as "
-            "its user or as root, or add the capability SYS_PTRACE",
-        )
+        closed = True
     except OSError:
         return Kin(pid=pid, problem=f"process {pid} ended while it was looked at")
     rows = table()
@@ -147,6 +144,7 @@ def kin(pid: int, profiles: Sequence[EngineProfile]) -> Kin:
         targets=targets,
         servers=printers,
         profile=_profile(targets, by_pid, profiles),
+        closed=closed,
         guessed=not servers and all(target.role not in _ENGINE for target in targets),
         logs=tuple(LogOwner(log=path, pid=server) for path, server in logs.items()),
     )

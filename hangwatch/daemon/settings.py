@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 import tomllib
@@ -39,6 +40,9 @@ _DEFAULT: Final = Policy()
 
 _LISTS: Final = ("log", "collect", "aftermath")
 """Settings that hold several values; a variable separates them with ``:``."""
+
+_NUMBERS: Final = ("_ms", "timeout", "deadline")
+"""How settings of collectors end that are numbers."""
 
 
 class Settings(BaseModel):
@@ -209,7 +213,8 @@ def _of_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
             raise ConfigError(f"{place}: unknown setting {key!r}; {_nearest(key)}")
         if key == "profiles":
             _check_profiles(value, file, text)
-        checked = _checked(key, value, place, strict=True)
+        given = _as_text(value) if key == "collectors" else value
+        checked = _checked(key, given, place, strict=True)
         if key == "collectors":
             _check_collectors(checked, file, text)
         yield key, checked, place
@@ -243,13 +248,52 @@ def _check_collectors(tables: Mapping[str, Mapping[str, str]], file: Path, text:
         place = f"{file}:{_line_of_keys(('collectors', name), text)}"
         if name not in known:
             raise ConfigError(f"{place}: there is no collector {name!r}; {_closest(name, known)}")
-        for option in table:
+        for option, value in table.items():
+            place = f"{file}:{_line_of_keys(('collectors', name, option), text)}"
             if option not in known[name].options:
-                place = f"{file}:{_line_of_keys(('collectors', name, option), text)}"
                 raise ConfigError(
                     f"{place}: {name} has no setting {option!r}; "
                     f"{_closest(option, known[name].options)}"
                 )
+            if takes := _refused(option, known[name].options[option], value):
+                raise ConfigError(f"{place}: {option} takes {takes}, not {_quoted(value)}")
+
+
+def _as_text(tables: Any) -> Any:
+    """Return settings of collectors as the texts that they are handed on as.
+
+    A file may have numbers and truths as TOML writes them.
+    """
+    if not isinstance(tables, Mapping):
+        return tables  # the type of the setting tells
+    return {
+        name: {option: _text(value) for option, value in table.items()}
+        if isinstance(table, Mapping)
+        else table
+        for name, table in tables.items()
+    }
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _refused(option: str, meaning: str, value: str) -> str:
+    """Return what a setting of a collector takes, if *value* is not that, else ``""``."""
+    if meaning.startswith("yes:") and value not in ("yes", "no"):
+        return '"yes" or "no"'
+    if option.endswith(_NUMBERS) and not _is_positive(value):
+        return "a number greater than 0"
+    return ""
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def _check_collect(names: Iterable[str], origin: str) -> None:

@@ -50,6 +50,8 @@ class Kin:
             too, else paths through ``/proc/PID/fd``.
         profile: Name of the profile that knows the engine by its processes, or ``""``.
         guessed: Whether no role tells a server or an engine, and ``servers`` is a guess.
+        closed: Whether the process may not be looked into: its descriptors, addresses and logs,
+            its memory and what it runs are not to be had.
         problem: Why nothing can be said, one sentence with its remedy, or ``""``.
     """
 
@@ -59,4 +61,5 @@ class Kin:
     logs: tuple[LogOwner, ...] = ()
     profile: str = ""
     guessed: bool = False
+    closed: bool = False
     problem: str = ""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -88,7 +89,8 @@ def test_a_dry_run_prints_every_step_and_leaves_nothing(tmp_path, healthy):
     assert f"stacks/{healthy.engine_pid}/2" in done.stdout
     (native,) = (line for line in done.stdout.splitlines() if "native/" in line)
     assert f"native/{healthy.engine_pid}" in native
-    assert "hung, no_d_state, not_stopped, no_tracer" in native
+    gates = "if the verdict is hung, no thread is in D state, it is not stopped, nobody traces it"
+    assert gates in native
     assert "stops the target for 250 ms at most" in native
     assert "s between the samples" in done.stdout
     assert f"{width()} at a time" in done.stdout
@@ -196,16 +198,22 @@ def test_a_thread_of_the_kernel_is_one_sentence(tmp_path):
 @pytest.mark.needs_root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
-def test_a_process_of_somebody_else_is_one_sentence(tmp_path):
+def test_of_a_process_of_somebody_else_is_captured_what_can_be_had_and_not_watched(tmp_path):
+    bare = ("setpriv", "--bounding-set=-sys_ptrace")
     with subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[]) as target:
-        done = run(
-            *("attach", "--pid", str(target.pid), "--now", *folders(tmp_path)),
-            wrapper=("setpriv", "--bounding-set=-sys_ptrace"),
-        )
+        attach = ("attach", "--pid", str(target.pid), *folders(tmp_path))
+        watched = run(*attach, wrapper=bare)
+        captured = run(*attach, "--now", wrapper=bare)
         target.kill()
 
-    assert 1 == done.returncode
-    assert "SYS_PTRACE" in complaint(done)
+    assert 1 == watched.returncode
+    assert "SYS_PTRACE" in complaint(watched)
+    assert 0 == captured.returncode
+    assert "may not be looked into: run as its user or as root" in captured.stderr
+    with tarfile.open(captured.stdout.splitlines()[-1]) as bundle:
+        names = {Path(name).name for name in bundle.getnames()}
+    assert {"procs.json", "kernel.json", "cgroups.json", "machine.json"} <= names
+    assert "add: [SYS_PTRACE]" in " ".join(captured.stdout.split())
 
 
 def test_a_process_that_looks_like_no_engine_is_said_to_be_a_guess(tmp_path, healthy):

@@ -292,3 +292,11 @@ def test_steps_that_compute_get_more_time_where_others_take_the_cores_and_the_pl
         (step.collector, step.timeout) for step in loaded.steps
     }
     assert (0, 1) == (len(at_rest.notes), len(loaded.notes))
+
+
+def test_a_collector_that_was_asked_for_and_has_nothing_to_do_is_noted():
+    priced = collector("cuda_gdb", rung=10, stage=Stage.B, opt_in=True, gpu_only=True)
+    asked = plan([target(1)], collectors=[priced], policy=Policy(), paths={}, collect=("cuda_gdb",))
+
+    expected = "cuda_gdb has nothing to do: none of the processes is seen to have a GPU open"
+    assert (expected,) == asked.notes

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from dossiers import BLOCKED, PARKED, SILENT, WORKING, diagnosed, dump, instance, thread
 from task_files import GET, IDLE, LOOP, STUCK, reading, task
 
 from hangwatch import registry
+from hangwatch.core import story
+from hangwatch.core.codec import to_plain
 from hangwatch.core.plain import code, fenced, markdown, printable, table
 from hangwatch.core.story import headline
+from hangwatch.model.capture import Evidence, Failure, FailureKind, Phase
 from hangwatch.model.dossier import Diagnosis
+from hangwatch.model.identity import ProcessId
 from hangwatch.model.verdict import Confidence, Idle, SuspectedHang
 from hangwatch.renderers import terminal
 
@@ -179,6 +184,65 @@ def test_the_parts_stand_in_their_order(form: str):
     assert None not in places
     starts = [place.start() for place in places if place]
     assert starts[0] == min(starts)
+
+
+def step(
+    name: str, failure: FailureKind | None = None, *, stand_in: str = "", pause_ms: float = 0.0
+) -> dict[str, Any]:
+    collector, _, pid = name.partition("/")
+    left = Evidence(
+        step=name,
+        collector=collector,
+        sample=1,
+        phase=Phase.ONSET,
+        target=ProcessId(pid=int(pid), start_ticks=7) if pid else None,
+        failure=failure and Failure(kind=failure, message="so it was", stand_in=stand_in),
+        pause_ms=pause_ms,
+    )
+    return to_plain(left)
+
+
+def manifest(*steps: dict[str, Any], notes: tuple[str, ...] = ()) -> dict[str, bytes]:
+    whole = {"steps": steps, "capture": {"elapsed_s": 7.2}, "notes": notes}
+    return {"manifest.json": json.dumps(whole).encode()}
+
+
+def test_what_failed_is_told_apart_from_what_was_left_out_or_is_not_here():
+    files = manifest(
+        step("gpu", FailureKind.NOT_AVAILABLE),
+        step("native/1", FailureKind.GATED),
+        step("stacks/1", FailureKind.TOOL_FAILED, stand_in="our own reader"),
+        step("tasks/1", FailureKind.TIMED_OUT),
+        step("tasks/2", FailureKind.TIMED_OUT),
+        step("kernel/1"),
+        notes=("no Python stacks of 9: no Python there",),
+    )
+
+    told = story.tell(diagnosed(instance(1), files=files))
+
+    expected = (
+        "tasks (2 times): so it was",
+        "stacks: so it was",
+        "left out: native: so it was",
+        "not here: gpu: so it was",
+        "no Python stacks of 9: no Python there",
+    )
+    assert expected == told.missing
+    counted = (
+        "in 6 steps in 7.2 s: 2 failed, 1 made up for, 1 left out and 1 found nothing to read."
+    )
+    assert counted in told.captured
+
+
+def test_a_report_says_who_stood_still_for_it_and_how_long():
+    still = manifest(step("native/1", pause_ms=51.2), step("native/2", pause_ms=39.6))
+    running = manifest(step("kernel/1"))
+
+    told = story.tell(diagnosed(instance(1), files=still)).captured
+    other = story.tell(diagnosed(instance(1), files=running)).captured
+
+    assert told.endswith("Processes that stood still for it: 1 for 51 ms and 2 for 40 ms.")
+    assert other.endswith("No process was seen to stand still for it.")
 
 
 def test_alike_stacks_are_shown_once():

@@ -124,6 +124,34 @@ def test_a_setting_that_a_collector_does_not_have_is_an_error_with_its_line(tmp_
     assert "/hangwatch.toml:2: stacks has no setting 'pyspy'; did you mean py_spy?" == message
 
 
+def test_settings_of_collectors_may_be_numbers_and_truths(tmp_path):
+    file = tmp_path / "hangwatch.toml"
+    file.write_text("[collectors.native]\nbudget_ms = 20\ninside_root = true\n")
+
+    resolved = resolve({}, file=file, environment={})
+
+    expected = {"native": {"budget_ms": "20", "inside_root": "yes"}}
+    assert expected == resolved.settings.collectors
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('budget_ms = "x"', 'takes a number greater than 0, not "x"'),
+        ("budget_ms = -1", 'takes a number greater than 0, not "-1"'),
+        ("budget_ms = 0", 'takes a number greater than 0, not "0"'),
+        ("budget_ms = nan", 'takes a number greater than 0, not "nan"'),
+        ('inside_root = "true"', 'takes "yes" or "no", not "true"'),
+    ],
+)
+def test_a_setting_that_a_collector_could_not_use_is_an_error_at_the_start(
+    tmp_path, line, expected
+):
+    message = complaint(tmp_path, f"[collectors.native]\n{line}\n")
+
+    assert f"/hangwatch.toml:2: {line.split(' ')[0]} {expected}" == message
+
+
 def test_only_a_collector_that_runs_by_request_can_be_requested():
     with pytest.raises(ConfigError, match=r"^--collect: no collector 'kernel' runs by request; "):
         resolve({"collect": ("kernel",)}, environment={})
