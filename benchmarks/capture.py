@@ -88,7 +88,10 @@ def request(pids: list[int], output: str) -> CaptureRequest:
         profile="lmdeploy",
         policy=Policy(sample_gap=0.0),
         epoch=SystemClock().epoch(),
-        instances=tuple(CapturedInstance(instance=InstanceKey(pid=pid), pid=pid) for pid in pids),
+        instances=tuple(
+            CapturedInstance(instance=InstanceKey(pid=pid), pid=pid, profile="lmdeploy")
+            for pid in pids
+        ),
     )
 
 

@@ -229,7 +229,7 @@ class _Capture:
             policy=request.policy,
             kind=request.kind,
             collect=request.collect,
-            paths=self._profile.endpoints,
+            paths=self._profile.endpoints if len(request.profiles) == 1 else {},
             own_paths=_own_paths(request, rows),
             urls={i.pid: i.url for i in request.instances if i.pid is not None and i.url},
             logs=request.logs,

@@ -93,7 +93,8 @@ def describe(kin: Kin) -> None:
     if kin.guessed:
         click.echo(
             f"note: none of them looks like a server that the profile knows, so {kin.servers[0]} "
-            "is taken for one; if it is none, give the pid of the server or of its engine",
+            "is taken for one, and its sockets are asked nothing; give the pid of the server or of "
+            "its engine, or --profile if it is one",
             err=True,
         )
     if kin.closed:
@@ -206,7 +207,8 @@ def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:
         policy=settings.policy(),
         epoch=clock.epoch(),
         instances=tuple(
-            CapturedInstance(instance=InstanceKey(pid=server), pid=server) for server in kin.servers
+            CapturedInstance(instance=InstanceKey(pid=server), pid=server, profile=kin.profile)
+            for server in kin.servers
         ),
         seeds=(kin.pid,),
         logs=tuple(owner.log for owner in kin.logs),

@@ -296,18 +296,23 @@ def _endpoints(
     own_paths: Mapping[int, Mapping[str, str]],
     urls: Mapping[int, str],
 ) -> dict[str, str]:
-    """Return ``path.PID.PURPOSE`` and ``url.PID.N`` for every server that listens."""
+    """Return ``path.PID.PURPOSE`` and ``url.PID.N`` for every server that listens.
+
+    Who has no paths is asked nothing: it listens, but nobody knows that it talks HTTP.
+    """
     found: dict[str, str] = {}
     for target in targets:
         if target.role is not Role.API_SERVER:
             continue
         pid = target.process.pid
+        asked = own_paths.get(pid, paths)
+        if not asked:
+            continue
         known = urls.get(pid, "")
         listening = [listener.url for listener in target.listeners]
         candidates = [known] if known in listening else listening[:MAX_URLS]
         found |= {f"url.{pid}.{number}": url for number, url in enumerate(candidates)}
         if candidates:
-            asked = own_paths.get(pid, paths)
             found |= {f"path.{pid}.{purpose}": path for purpose, path in asked.items()}
     return found
 

@@ -309,12 +309,14 @@ class Prober:
         self._profiles = from_plain(tuple[EngineProfile, ...], message["profiles"])
         self._finder.use(str(message.get("key_file") or ""))
         by_name = {profile.name: profile for profile in self._profiles}
+        # Whose engine nobody knows may talk anything but HTTP: its sockets are left alone.
+        unknown = replace(self._profiles[0], endpoints={})
         keys: dict[int, list[InstanceKey]] = {}
         profiles: dict[int, EngineProfile] = {}
         for entry in message["instances"]:
             pid = int(entry["pid"])
             keys.setdefault(pid, []).append(from_plain(InstanceKey, entry["instance"]))
-            profiles[pid] = by_name[entry["profile"]]
+            profiles[pid] = by_name[entry["profile"]] if entry["profile"] else unknown
         servers = {}
         for pid, own in keys.items():
             profile = profiles[pid]

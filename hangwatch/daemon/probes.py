@@ -44,7 +44,7 @@ class Probes(OneChild):
         Args:
             clock: Ours.
             policy: The limits.
-            profiles: Engines that may be met, by name; the first is assumed where nothing says.
+            profiles: Engines that may be met, by name; a sole one is assumed where nothing says.
             roster: Knows the processes and their engines; learns addresses and kin.
             key_file: File with API keys of the servers, or ``""``.
             start: Starts the prober.
@@ -68,7 +68,7 @@ class Probes(OneChild):
     def hear(self) -> tuple[Observation, ...]:
         """Return what was probed; look after the prober."""
         known = {
-            instance: (pid, self._roster.profile_of(instance) or next(iter(self._profiles)))
+            instance: (pid, self._roster.profile_of(instance) or self._only_profile)
             for instance, pid in self._roster.processes().items()
         }
         if not known and not self._watched:
@@ -89,6 +89,11 @@ class Probes(OneChild):
             now = self._clock.now()
             observations.append(ChildBack(at=now, instances=tuple(self._watched)))
         return tuple(observations)
+
+    @property
+    def _only_profile(self) -> str:
+        """Return the one engine that there can be, or ``""``: then its sockets are not asked."""
+        return next(iter(self._profiles)) if len(self._profiles) == 1 else ""
 
     def look_closer(self, instances: Collection[InstanceKey]) -> None:
         """Look closely at *instances*, and at no others, from now on."""

@@ -54,7 +54,10 @@ def request_for(*pids, output, gap=0.1, deadline=60.0, **more):
         policy=Policy(sample_gap=gap),
         epoch=CLOCK.epoch(),
         verdict="suspected_hang",
-        instances=tuple(CapturedInstance(instance=InstanceKey(pid=pid), pid=pid) for pid in pids),
+        instances=tuple(
+            CapturedInstance(instance=InstanceKey(pid=pid), pid=pid, profile="lmdeploy")
+            for pid in pids
+        ),
         deadline=deadline,
         **more,
     )

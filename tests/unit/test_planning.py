@@ -46,6 +46,11 @@ def ids(*targets, collectors=(STACKS, KERNEL), **more):
     return [step.id for step in made.steps]
 
 
+def urls_of(made):
+    options = made.steps[0].options
+    return [value for key, value in options.items() if key.startswith("url.")]
+
+
 def test_the_most_volatile_comes_first_and_within_it_the_most_suspicious():
     assert [
         "kernel/2/1",
@@ -120,7 +125,13 @@ def test_a_server_that_nothing_is_wrong_with_is_asked_once():
         paths={"health": "/health"},
         well=[8],
     )
-    alone = plan([other], collectors=[ENDPOINTS], policy=Policy(), paths={}, well=[8])
+    alone = plan(
+        [other],
+        collectors=[ENDPOINTS],
+        policy=Policy(),
+        paths={"health": "/health"},
+        well=[8],
+    )
 
     assert [(SERVER, other), (SERVER,)] == [step.targets for step in made.steps]
     assert ["endpoints/1"] == [step.id for step in alone.steps]
@@ -150,19 +161,27 @@ def test_an_address_that_is_known_to_answer_is_the_only_one_asked():
         [server],
         collectors=[ENDPOINTS],
         policy=Policy(),
-        paths={},
+        paths={"health": "/health"},
         urls={7: "http://10.0.0.1:2"},
     )
 
-    assert {"url.7.0": "http://10.0.0.1:2"} == made.steps[0].options
+    assert ["http://10.0.0.1:2"] == urls_of(made)
 
 
 def test_an_address_that_the_server_does_not_hold_is_never_asked():
     made = plan(
-        [SERVER], collectors=[ENDPOINTS], policy=Policy(), paths={}, urls={7: "http://other:1"}
+        [SERVER],
+        collectors=[ENDPOINTS],
+        policy=Policy(),
+        paths={"health": "/health"},
+        urls={7: "http://other:1"},
     )
 
-    assert {"url.7.0": "http://10.0.0.1:8000"} == made.steps[0].options
+    assert ["http://10.0.0.1:8000"] == urls_of(made)
+
+
+def test_a_listener_whose_engine_nobody_knows_is_asked_nothing():
+    assert [] == ids(SERVER, collectors=[ENDPOINTS])
 
 
 def test_without_a_server_nobody_is_asked():
