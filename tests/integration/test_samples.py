@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from captures import CLOCK, capture, pool, program, read, step_for
-from processes import eventually, python
+from processes import PATIENCE, eventually, python
 
 from hangwatch.core import sampling
 from hangwatch.model.capture import FailureKind, Phase
@@ -34,7 +34,7 @@ def polling(folder):
     return f"exec(compile(open({str(path)!r}).read(), {str(path)!r}, 'exec'))"
 
 
-def sampled(output, pid, *, seconds=1.0, **options):
+def sampled(output, pid, *, seconds=PATIENCE, **options):
     """Return the evidence of one sampling, and the file it left or ``None``."""
     with pool(output) as (workers, rooms):
         first = step_for(pid, collector="kernel")  # by then there is a worker
@@ -44,6 +44,7 @@ def sampled(output, pid, *, seconds=1.0, **options):
             pid,
             collector="samples",
             name="samples/1",
+            timeout=PATIENCE,
             until=repr(CLOCK.now() + seconds),
             **options,
         )
@@ -94,7 +95,7 @@ def test_a_profiler_that_does_not_end_is_killed_with_what_it_started(tmp_path):
     mark = f"3600.{random.randrange(10**9)}"
     with python("") as it:
         tool = program(tmp_path / "py-spy", f"trap '' INT; sleep {mark} & sleep {mark}")
-        evidence, _ = sampled(tmp_path, it.pid, py_spy=tool)
+        evidence, _ = sampled(tmp_path, it.pid, seconds=3.0, py_spy=tool)
 
     assert (FailureKind.TIMED_OUT, "py-spy did not end in time and was killed") == (
         evidence.failure.kind,
@@ -113,7 +114,7 @@ def title(pid):
 def test_a_profiler_that_floods_its_output_is_cut_off(tmp_path):
     with python("") as it:
         tool = program(tmp_path / "py-spy", "exec yes")
-        evidence, _ = sampled(tmp_path, it.pid, seconds=30.0, py_spy=tool)
+        evidence, _ = sampled(tmp_path, it.pid, py_spy=tool)
 
     assert FailureKind.TOO_LARGE == evidence.failure.kind
 
