@@ -40,14 +40,16 @@ def opened_by(process: ProcessId, name: re.Pattern[str]) -> Iterator[tuple[int, 
         match = name.fullmatch(PurePosixPath(target.removesuffix(_DELETED)).name)
         if match is None or not target.startswith("/"):
             continue
-        with contextlib.suppress(FileNotFoundError):
+        try:
             ours = os.open(f"/proc/{process.pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
-            try:
-                if stat.S_ISFIFO(os.fstat(ours).st_mode):
-                    yield ours, match
-                    return
-            finally:
-                os.close(ours)
+        except FileNotFoundError:
+            continue  # it was closed
+        try:
+            if stat.S_ISFIFO(os.fstat(ours).st_mode):
+                yield ours, match
+                return
+        finally:
+            os.close(ours)
     if not found:
         raise CollectorError(
             FailureKind.NOT_PERMITTED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from hangwatch.capture.rooms import StepRoom
 from hangwatch.collectors import flight_recorder, gpu_core
 from hangwatch.model.capture import Collector, CollectorError, FailureKind, Step, Target
 from hangwatch.model.identity import Role
-from hangwatch.system import procfs
+from hangwatch.system import procfs, triggers
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu"
 PROGRAM = Path(__file__).parent / "programs" / "dumping.py"
@@ -119,6 +120,16 @@ def test_a_pipe_whose_name_another_process_took_is_still_this_ones(tmp_path):
         collect(flight_recorder.COLLECTOR, running.pid, tmp_path / "room")
 
     assert (tmp_path / "room" / "flight_recorder.json").exists()
+
+
+def test_a_file_that_vanishes_in_the_middle_is_not_taken_for_a_missing_pipe(tmp_path):
+    pipe, file = tmp_path / "nccl-0.pipe", tmp_path / "trace-0"
+    with (
+        process(tmp_path, pipe, file, REAL) as running,
+        pytest.raises(FileNotFoundError, match="the dump"),
+        triggers.opened_by(procfs.identify(running.pid), re.compile(re.escape(pipe.name))),
+    ):
+        raise FileNotFoundError("the dump")
 
 
 def test_a_process_that_was_not_prepared_is_told_how_to_be(tmp_path):
