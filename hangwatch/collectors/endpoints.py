@@ -36,6 +36,9 @@ REQUEST_TIMEOUT: Final = 15.0
 """Seconds: an unhealthy LMDeploy probes its engine for up to ten before it answers. The option
 ``request_timeout`` sets another."""
 
+AGAIN: Final = 5.0
+"""Seconds for a server that did not answer in time before: the capture waits for nothing longer."""
+
 LOCKED: Final = (401, 403)
 """Status codes of an endpoint that wants a key, or another one."""
 
@@ -55,14 +58,18 @@ def _collect(step: Step, room: Room) -> None:
         raise CollectorError(FailureKind.NOT_AVAILABLE, "no server listens on an address")
     timeout = float(step.options.get("request_timeout", REQUEST_TIMEOUT))
     keys = _keys(step)
+    mute = [target for target in step.targets if step.sample > 1 and _was_mute(target, room)]
     with ThreadPoolExecutor(max_workers=len(questions)) as threads:
         asked: dict[Future[Response], tuple[Target, Listener, str, str]] = {
-            threads.submit(_ask, target, listener, purpose, path, timeout=timeout, keys=keys): (
+            threads.submit(
+                _ask,
                 target,
                 listener,
                 purpose,
                 path,
-            )
+                timeout=min(timeout, AGAIN) if target in mute else timeout,
+                keys=keys,
+            ): (target, listener, purpose, path)
             for target, listener, purpose, path in questions
         }
         locked: set[str] = set()
@@ -86,6 +93,12 @@ def _collect(step: Step, room: Room) -> None:
             + (", and with those that we have" if keys else ""),
             "--api-key-file FILE, or HANGWATCH_API_KEY_FILE: one key a line",
         )
+
+
+def _was_mute(target: Target, room: Room) -> bool:
+    """Say whether a server's ``/health`` was not answered in time in the first sample."""
+    answer = room.earlier(f"{target.folder.name}/health.json")
+    return answer is not None and str(json.loads(answer).get("error", "")).startswith("timeout")
 
 
 def _keys(step: Step) -> tuple[str, ...]:

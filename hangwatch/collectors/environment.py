@@ -17,7 +17,15 @@ from typing import Any, Final
 
 from hangwatch.core import engine_config, provenance
 from hangwatch.core.redaction import ALLOWED_ENVIRONMENT
-from hangwatch.model.capture import Collector, Room, Scope, Stage, Step
+from hangwatch.model.capture import (
+    Collector,
+    CollectorError,
+    FailureKind,
+    Room,
+    Scope,
+    Stage,
+    Step,
+)
 from hangwatch.model.identity import NEEDED
 from hangwatch.system import packages, procfs
 
@@ -42,23 +50,40 @@ def _collect(step: Step, room: Room) -> None:
     _write(room, "limits.json", _limits(pid))
     variables = procfs.read_environment(pid)
     allowed = {name: text for name, text in variables.items() if ALLOWED_ENVIRONMENT.match(name)}
-    _write(room, "environ.json", allowed)
+    closed = _is_closed(pid)
+    spaces = {name: text for name in ("pid", "net", "mnt") if (text := _link(pid, f"ns/{name}"))}
     launch = {
         "arguments": procfs.read_title(pid),
-        "exe": _link(pid, "exe"),
-        "cwd": _link(pid, "cwd"),
+        **{name: text for name in ("exe", "cwd") if (text := _link(pid, name))},
         "parent": _parent(pid),
-        "namespaces": {name: _link(pid, f"ns/{name}") for name in ("pid", "net", "mnt")},
-        "variables": len(variables),
-        "variables_kept": len(allowed),
+        **({"namespaces": spaces} if spaces else {}),
+        **({} if closed else {"variables": len(variables), "variables_kept": len(allowed)}),
     }
     _write(room, "launch.json", launch)
     if step.target.role in NEEDED:
         metrics = room.earlier("metrics.prom") or b""
         found = engine_config.configuration(procfs.read_arguments(pid), metrics)
         _write(room, "engine_config.json", found)
+    if closed:
+        raise CollectorError(
+            FailureKind.NOT_PERMITTED,
+            "its environment, packages and libraries may not be read",
+            procfs.PERMISSION_HINT,
+        )
+    _write(room, "environ.json", allowed)
     if step.target.python:
         _write(room, "versions.json", _versions(pid, variables))
+
+
+def _is_closed(pid: int) -> bool:
+    """Say whether a process may not be looked into."""
+    try:
+        procfs.read_link(pid, "exe")
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _write(room: Room, name: str, document: Any) -> None:

@@ -76,8 +76,7 @@ def _collect(step: Step, room: Room) -> None:
         reader.forget()
     except remote.RemoteError as error:
         _readers.pop(process, None)
-        kind, hint = _explain(error)
-        raise CollectorError(kind, str(error), hint) from error
+        raise CollectorError(*_explain(error)) from error
     finally:
         gc.enable()
 
@@ -128,18 +127,19 @@ def _reader(step: Step) -> remote.RemotePython:
     return reader
 
 
-def _explain(error: remote.RemoteError) -> tuple[FailureKind, str]:
+def _explain(error: remote.RemoteError) -> tuple[FailureKind, str, str]:
     match error:
         case remote.NotPermittedError():
-            return FailureKind.NOT_PERMITTED, procfs.PERMISSION_HINT
+            message, _, remedy = str(error).partition("; ")  # it knows it best
+            return FailureKind.NOT_PERMITTED, message, remedy or procfs.PERMISSION_HINT
         case remote.ProcessGoneError():
-            return FailureKind.TARGET_GONE, ""
+            return FailureKind.TARGET_GONE, str(error), ""
         case remote.NotPythonError():
-            return FailureKind.NOT_PYTHON, ""
+            return FailureKind.NOT_PYTHON, str(error), ""
         case remote.UnknownLayoutError():
-            return FailureKind.UNKNOWN_LAYOUT, "pip install --upgrade hangwatch"
+            return FailureKind.UNKNOWN_LAYOUT, str(error), "pip install --upgrade hangwatch"
         case _:
-            return FailureKind.TOOL_FAILED, ""
+            return FailureKind.TOOL_FAILED, str(error), ""
 
 
 def lines(found: Mapping[str, Any]) -> list[bytes]:

@@ -195,7 +195,7 @@ print(json.dumps([evidence.failure.kind, evidence.failure.hint]))
 
 
 @pytest.mark.needs_root
-@pytest.mark.parametrize("collector", ["stacks", "tasks"])
+@pytest.mark.parametrize("collector", ["stacks", "tasks", "environment"])
 def test_a_process_that_may_not_be_read_says_what_to_do(tmp_path, collector):
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("dropping a capability needs root and setpriv")
@@ -320,12 +320,16 @@ def test_a_server_that_never_answers_does_not_delay_the_judging(tmp_path):
             rejudge=lambda _: judged.append(CLOCK.now()) or "",
             options={"endpoints": {"request_timeout": "8"}},
         )
-        health = json.loads(read(outcome, f"processes/api_server-{it.pid}", "health.json"))
+        folder = f"processes/api_server-{it.pid}"
+        health, again = (
+            json.loads(read(outcome, folder, name)) for name in ("health.json", "health2.json")
+        )
 
     first = evidence["endpoints/1"]
     assert (None, "timeout after 8 s") == (health["http"], health["error"])
     assert judged[0] < first.started_at + first.elapsed
     assert evidence["endpoints/2"].started_at >= first.started_at + first.elapsed
+    assert "timeout after 5 s" == again["error"]
 
 
 def test_a_named_pipe_is_not_opened_for_that_would_kill_its_writer(tmp_path):
