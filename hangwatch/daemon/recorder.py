@@ -147,10 +147,11 @@ class Recorder:
                 self._problem(error)
                 return
         self._named = dict(message["processes"])
-        for pid in self._watched.keys() - self._named.keys():
-            ppid = _parent(pid)
-            if ppid not in self._named:
-                self._release(pid)
+        kept = set(self._named)
+        while kin := {pid for pid in self._watched.keys() - kept if _parent(pid) in kept}:
+            kept |= kin
+        for pid in self._watched.keys() - kept:
+            self._release(pid)
         now = time.monotonic()
         self._take_in(self._named, now)
 

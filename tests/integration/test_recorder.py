@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from running import kill, wait_for
 
-from hangwatch.daemon.recorder import loops
+from hangwatch.daemon.recorder import Recorder, loops
 from hangwatch.model.recording import UNSEEN, Recording, Track
 from hangwatch.system import ring
+from hangwatch.system.channel import Channel
 from hangwatch.system.clock import boot_id
 from hangwatch.system.spawn import Child
 
@@ -115,6 +116,30 @@ def test_what_a_watched_process_has_spawned_is_recorded_too(looping, recorder, t
     watch(recorder, tmp_path / "ring", looping.pid)
 
     assert wait_for(lambda: track_of(tmp_path / "ring", kid, main=True), "its child")
+
+
+def test_what_was_spawned_by_what_was_spawned_stays_when_more_processes_are_named(
+    looping, tmp_path
+):
+    shell = subprocess.Popen(["sh", "-c", "sh -c 'sleep 1e6; :'; :"])
+    try:
+        below = wait_for(lambda: len(found := descendants(shell.pid)) == 2 and found)
+        recorder = Recorder(Channel(*os.pipe()))
+        order = {"ring": tmp_path / "ring", "processes": [[shell.pid, 0]]}
+        recorder._watch(order)
+        recorder._take_in(below, time.monotonic())
+        recorder._watch(order | {"processes": [[shell.pid, 0], [looping.pid, 0]]})
+
+        assert {shell.pid, *below, looping.pid} == recorder._watched.keys()
+    finally:
+        for pid in (*descendants(shell.pid), shell.pid):
+            kill(pid)
+        shell.wait(60)
+
+
+def descendants(pid: int) -> list[int]:
+    found = list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return found + [each for kid in found for each in descendants(kid)]
 
 
 def test_a_process_that_ended_keeps_its_row_and_says_when(recorder, tmp_path):
