@@ -56,7 +56,7 @@ def capture_and_bundle(
 ) -> tuple[CaptureOutcome, BundleWritten]:
     """Capture, write the bundle, and leave nothing else behind; for callers see ``capture.run``.
 
-    *latest* returns the request as it stands when the bundle is written, where it has changed:
+    *latest* returns the request as it stands after it was judged again, where it has changed:
     instances that fall silent together are not all noticed at once.
 
     Raises:
@@ -69,6 +69,7 @@ def capture_and_bundle(
         progress=progress,
         rejudge=rejudge,
         stopped=stopped,
+        latest=latest,
         touched=touched,
     )
     try:

@@ -19,7 +19,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -72,6 +72,7 @@ def run(
     progress: Callable[[Progress], None] = lambda _progress: None,
     rejudge: Callable[[StageA], str] = lambda _stage_a: "",
     stopped: Callable[[], bool] = lambda: False,
+    latest: Callable[[], CaptureRequest | None] = lambda: None,
     touched: Callable[[Touch], None] = lambda _touch: None,
 ) -> CaptureOutcome:
     """Capture what every process of the engines is doing.
@@ -83,6 +84,8 @@ def run(
         rejudge: Given what stage A says, returns the word of the verdict, or ``""`` to leave it
             as the request has it.
         stopped: Whether to end early with what there is; asked several times a second.
+        latest: Returns the request as it stands once it was judged again, where it has changed:
+            nothing attaches to an instance that did not stop.
         touched: Called with each line of the audit trail, as it happens; see ``system.audit``.
 
     Returns:
@@ -98,7 +101,7 @@ def run(
         capture = _Capture(
             request, profile, rooms, clock, progress=progress, stopped=stopped, touched=touched
         )
-        return capture.run(rejudge)
+        return capture.run(rejudge, latest)
     except BaseException:
         rooms.remove()
         raise
@@ -162,7 +165,9 @@ class _Capture:
         for note in rooms.continued:
             self._touch(note.process, note.step, Means.SIGCONT)
 
-    def run(self, rejudge: Callable[[StageA], str]) -> CaptureOutcome:
+    def run(
+        self, rejudge: Callable[[StageA], str], latest: Callable[[], CaptureRequest | None]
+    ) -> CaptureOutcome:
         try:
             plan = self.plan()
             self._total = len(plan.steps)
@@ -182,7 +187,8 @@ class _Capture:
             stage_a = self._stage_a(plan)
             verdict = rejudge(stage_a) or self._request.verdict
             self._part = "the rest"
-            self.pool.submit(self._behind_gates(rest, verdict), phase=Phase.LATER)
+            spared = planning.spared((latest() or self._request).instances, plan.targets)
+            self.pool.submit(self._behind_gates(rest, verdict, spared), phase=Phase.LATER)
             self.pool.wait(step for step in plan.steps if step.id not in self._evidence)
             ended_at = self._clock.now()
         finally:
@@ -236,7 +242,7 @@ class _Capture:
             options=_options(request, self._profile),
             deadline=request.deadline,
             notes=notes,
-            well=_well(request.instances, targets),
+            well=planning.going_on(request.instances, targets),
             load=os.getloadavg()[0] / len(os.sched_getaffinity(0)),
         )
         return replace(plan, at_once=width(), waiting_at_once=WAITING_WIDTH)
@@ -362,13 +368,18 @@ class _Capture:
             ),
         )
 
-    def _behind_gates(self, steps: tuple[Step, ...], verdict: str) -> tuple[Step, ...]:
+    def _behind_gates(
+        self, steps: tuple[Step, ...], verdict: str, spared: Collection[int]
+    ) -> tuple[Step, ...]:
         """Leave out the steps that the verdict forbids; the other gates are looked at later."""
         allowed = []
         for step in steps:
-            whatever = step.options.get("any_verdict") == "yes"
-            if Gate.HUNG in step.gates and verdict != Hung.word and not whatever:
+            whatever = Gate.HUNG not in step.gates or step.options.get("any_verdict") == "yes"
+            if verdict != Hung.word and not whatever:
                 message = f"only for a verdict of {Hung.word}; it is {verdict or 'not known'}"
+                self._refused(step, message, phase=Phase.LATER)
+            elif step.target is not None and step.target.process.pid in spared and not whatever:
+                message = "only of what hangs; it serves, or may belong to a server that does"
                 self._refused(step, message, phase=Phase.LATER)
             else:
                 allowed.append(step)
@@ -508,18 +519,6 @@ def _own_paths(request: CaptureRequest, rows: Iterable[ProcessRow]) -> dict[int,
         for each in request.instances
         if each.pid is not None and each.profile in profiles
     }
-
-
-def _well(instances: Iterable[CapturedInstance], targets: Iterable[Target]) -> frozenset[int]:
-    """Return the processes of instances that did not stop."""
-    instances = tuple(instances)
-    stopped = {each.instance.name for each in instances if each.stopped}
-    pids = {each.pid for each in instances if each.stopped}
-    return frozenset(
-        target.process.pid
-        for target in targets
-        if target.instance not in {"", *stopped} and target.process.pid not in pids
-    )
 
 
 def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mapping[str, str]]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hangwatch.core.board import Board
     from hangwatch.daemon.settings import Resolved
     from hangwatch.model.capture import (
+        CapturedInstance,
         CaptureOutcome,
         CapturePlan,
         CaptureRequest,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     )
     from hangwatch.model.discovery import Kin
     from hangwatch.model.observation import Observation
+    from hangwatch.model.replay import ReplayResult
     from hangwatch.system.logs import Format
 
 
@@ -331,7 +333,9 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
             *stage_a.stacks,
             *stage_a.answers,
         )
-        return judgement(known[-1], seen, until=clock.now(), profile=profiles[profile]).verdict.word
+        judged = judgement(known[-1], seen, until=clock.now(), profile=profiles[profile])
+        known.append(replace(known[-1], instances=_marked(known[-1].instances, judged)))
+        return judged.verdict.word
 
     try:
         outcome, written = capture_and_bundle(
@@ -365,6 +369,18 @@ def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
         click.echo(str(written.path))
     if written.verdict in {alarm.word for alarm in ALARMS}:
         raise SystemExit(3)
+
+
+def _marked(
+    instances: tuple[CapturedInstance, ...], judged: ReplayResult
+) -> tuple[CapturedInstance, ...]:
+    """Return the instances with whether each of them is in trouble, as far as it can be told."""
+    from hangwatch.model.verdict import ALARMS
+
+    alarmed = {each.instance.pid for each in judged.instances if isinstance(each.verdict, ALARMS)}
+    if None in alarmed:  # of a log that several servers share: it may be any of them
+        return instances
+    return tuple(replace(each, stopped=each.pid in alarmed) for each in instances)
 
 
 def outcome_as_json(outcome: CaptureOutcome) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from hangwatch.model.capture import (
+    CapturedInstance,
     CaptureKind,
     CapturePlan,
     Collector,
@@ -152,6 +153,28 @@ def plan(
         deadline=deadline,
         notes=notes,
     )
+
+
+def going_on(instances: Iterable[CapturedInstance], targets: Iterable[Target]) -> frozenset[int]:
+    """Return the processes of instances that did not stop."""
+    instances = tuple(instances)
+    stopped = {each.instance.name for each in instances if each.stopped}
+    pids = {each.pid for each in instances if each.stopped}
+    return frozenset(
+        target.process.pid
+        for target in targets
+        if target.instance not in {"", *stopped} and target.process.pid not in pids
+    )
+
+
+def spared(instances: Iterable[CapturedInstance], targets: Iterable[Target]) -> frozenset[int]:
+    """Return the processes that go on, or that may work for an instance that does."""
+    instances, targets = tuple(instances), tuple(targets)
+    if all(each.stopped for each in instances):
+        return frozenset()
+    unknown = {target.process.pid for target in targets if not target.instance}
+    pids = {each.pid for each in instances if each.stopped}
+    return (going_on(instances, targets) | unknown) - pids
 
 
 class _Draft:

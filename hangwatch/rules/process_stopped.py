@@ -21,11 +21,12 @@ def examine(dossier: Dossier) -> tuple[Finding, ...]:
     if not rows:
         return ()
     first = next(iter(rows.values()))
+    them = "it" if len(rows) == 1 else "them"
     traced = {row.tracer_pid for row in rows.values() if row.tracer_pid}
     tracer = (
         f"traced by {listed([str(pid) for pid in sorted(traced)])}"
         if traced
-        else "and nobody traces it: a signal stopped it, or a tracer that has ended"
+        else f"and nobody traces {them}: a signal stopped {them}, or a tracer that has ended"
     )
     one = len(rows) == 1
     return (

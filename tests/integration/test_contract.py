@@ -22,7 +22,8 @@ from remote_targets import Interpreter, running
 
 from hangwatch import registry
 from hangwatch.capture.run import run
-from hangwatch.model.capture import FailureKind, Gate, Stage
+from hangwatch.lab.launch import Server
+from hangwatch.model.capture import FailureKind, Gate, Means, Stage
 from hangwatch.system import http, procfs
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 17, 0x4206, 0x4207
@@ -369,3 +370,28 @@ def test_whatever_attaches_waits_for_the_verdict_behind_every_gate():
     assert is_safe(attaching)
     assert not is_safe(replace(attaching, stage=Stage.A))
     assert [] == [gate for gate in GATES if is_safe(replace(attaching, gates=(*GATES - {gate},)))]
+
+
+@pytest.mark.needs_ptrace
+def test_nothing_attaches_to_an_engine_that_goes_on_beside_one_that_hangs(tmp_path):
+    for name in ("hangs", "late", "serves"):
+        (tmp_path / name).mkdir()
+    with (
+        Server(tmp_path / "hangs") as hangs,
+        Server(tmp_path / "late") as late,
+        Server(tmp_path / "serves") as serves,
+    ):
+        request = request_for(hangs.pid, late.pid, serves.pid, output=tmp_path / "output")
+        one, two, three = request.instances
+        began = replace(
+            request, instances=(one, replace(two, stopped=False), replace(three, stopped=False))
+        )
+        judged = replace(began, instances=(one, two, replace(three, stopped=False)))
+        outcome = run(began, clock=CLOCK, rejudge=lambda _: "hung", latest=lambda: judged)
+        engines = (hangs.engine_pid, late.engine_pid, serves.engine_pid)
+
+    native = {each.target.pid: each for each in outcome.evidence if each.collector == "native"}
+    attached = {touch.process.pid for touch in outcome.touches if touch.means is Means.ATTACH}
+    assert set(engines) == set(native)
+    assert {hangs.engine_pid, late.engine_pid} == attached
+    assert FailureKind.GATED is native[serves.engine_pid].failure.kind

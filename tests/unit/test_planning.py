@@ -3,9 +3,18 @@
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from hangwatch.core.planning import file_name, plan, turns
-from hangwatch.model.capture import CaptureKind, Collector, Gate, Means, Scope, Stage, Target
-from hangwatch.model.identity import ProcessId, Role
+from hangwatch.core.planning import file_name, plan, spared, turns
+from hangwatch.model.capture import (
+    CapturedInstance,
+    CaptureKind,
+    Collector,
+    Gate,
+    Means,
+    Scope,
+    Stage,
+    Target,
+)
+from hangwatch.model.identity import InstanceKey, ProcessId, Role
 from hangwatch.model.policy import Policy
 from hangwatch.model.process import Listener
 
@@ -319,3 +328,12 @@ def test_a_collector_that_was_asked_for_and_has_nothing_to_do_is_noted():
 
     expected = "cuda_gdb has nothing to do: none of the processes is seen to have a GPU open"
     assert (expected,) == asked.notes
+
+
+def test_of_an_engine_that_may_belong_to_a_server_that_goes_on_nothing_is_sure():
+    one, two = (CapturedInstance(instance=InstanceKey(pid=pid), pid=pid) for pid in (1, 2))
+    serving = replace(two, stopped=False)
+    engines = (target(11, instance="1"), target(12, instance="2"), target(13))
+
+    assert frozenset() == spared((one, two), engines)
+    assert {12, 13} == spared((one, serving), engines)
