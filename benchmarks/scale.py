@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -35,9 +36,10 @@ from benchmarks._peers import NONBLOCKING, PEERS, Cost, Peer, call, call_all
 from benchmarks.capture import request
 from benchmarks.pause import target
 from hangwatch import registry
-from hangwatch.capture import run
-from hangwatch.model.capture import CaptureOutcome
-from hangwatch.system.clock import SystemClock
+from hangwatch.capture import baseline, run
+from hangwatch.model.capture import CaptureKind, CaptureOutcome
+from hangwatch.system.clock import SystemClock, boot_id
+from hangwatch.system.looks import Ring
 
 SIZES = tuple(map(int, os.environ.get("HANGWATCH_PROOF_SIZES", "1 8 32 64").split()))
 ROUNDS = int(os.environ.get("HANGWATCH_PROOF_ROUNDS", "5"))
@@ -69,6 +71,8 @@ def _table(size: int, rounds: int) -> list[dict[str, Any]]:
     seen: dict[str, _Seen] = {}
     with contextlib.ExitStack() as targets:
         pids = [targets.enter_context(target(THREADS)) for _ in range(size)]
+        state = targets.enter_context(tempfile.TemporaryDirectory())
+        _baseline(pids, state)
         best = {peer: _best(peer, pids) for peer in PEERS if peer.available and _fits(peer, size)}
         for _ in range(rounds):
             for peer, width in best.items():
@@ -79,6 +83,7 @@ def _table(size: int, rounds: int) -> list[dict[str, Any]]:
             costs = [call(native, pid) for pid in pids]
             _note(seen, "one after another, as `ray stack`", time.monotonic() - began, costs)
             _ours(seen, "hangwatch, first stacks and tasks, cold", pids, FIRST)
+            _ours(seen, "hangwatch, first stacks and tasks, warm", pids, FIRST, state)
             _ours(seen, "hangwatch, ladder", pids, ())
     base = next(found for name, found in seen.items() if name.startswith(NONBLOCKING.name))
     unit = statistics.median(base.seconds)
@@ -115,19 +120,33 @@ def _note(seen: dict[str, _Seen], name: str, seconds: float, costs: Sequence[Cos
     found.remark = found.remark or (f"{failed} of {len(costs)} failed" if failed else "")
 
 
-def _ours(seen: dict[str, _Seen], name: str, pids: list[int], only: Sequence[str]) -> None:
+def _baseline(pids: list[int], state: str) -> None:
+    """Take one look at the processes, as the daemon does in quiet times."""
+    ring = Ring(Path(state))
+    ring.open(boot_id())
+    well = tuple(replace(each, verdict="ok") for each in request(pids, state).instances)
+    look = replace(
+        request(pids, state), kind=CaptureKind.BASELINE, instances=well, state=state, deadline=600.0
+    )
+    outcome = run.run(look, clock=SystemClock())
+    baseline.keep(outcome, look)
+
+
+def _ours(
+    seen: dict[str, _Seen], name: str, pids: list[int], only: Sequence[str], state: str = ""
+) -> None:
     # In a process of its own, whose children are those of this capture alone.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        seconds, cost, remark = process.submit(_capture, pids, only).result()
+        seconds, cost, remark = process.submit(_capture, pids, only, state).result()
     _note(seen, name, seconds, [cost])
     seen[name].remark = remark
 
 
-def _capture(pids: list[int], only: Sequence[str]) -> tuple[float, Cost, str]:
+def _capture(pids: list[int], only: Sequence[str], state: str) -> tuple[float, Cost, str]:
     """Make one capture; return the seconds that it took, what it cost, and a remark."""
     began = _spent()
     with tempfile.TemporaryDirectory() as output, _collectors(only):
-        asked = replace(request(pids, output), deadline=600.0)
+        asked = replace(request(pids, output), deadline=600.0, state=state)
         outcome = run.run(asked, clock=SystemClock())
     seconds = outcome.ended_at - outcome.started_at
     peak = max(resource.getrusage(who).ru_maxrss for who in _WHOM) / 1024

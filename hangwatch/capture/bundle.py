@@ -30,7 +30,7 @@ from typing import Any, Final
 from hangwatch import __version__, registry
 from hangwatch.capture import manifest as form
 from hangwatch.capture.reading import explain
-from hangwatch.core import aftermath, contracts, loose
+from hangwatch.core import aftermath, baseline, contracts, loose
 from hangwatch.core.codec import to_plain
 from hangwatch.core.hindsight import judgement
 from hangwatch.core.layout import (
@@ -51,6 +51,7 @@ from hangwatch.core.story import headline
 from hangwatch.errors import ConfigError, OutputError
 from hangwatch.model.capture import (
     Artifact,
+    CaptureKind,
     CaptureOutcome,
     CaptureRequest,
     Evidence,
@@ -63,7 +64,7 @@ from hangwatch.model.heartbeat import Heartbeat
 from hangwatch.model.identity import ProcessId
 from hangwatch.model.profile import EngineProfile
 from hangwatch.model.replay import ReplayResult
-from hangwatch.model.time import Clock
+from hangwatch.model.time import Clock, Instant
 from hangwatch.system.keys import KeyFile
 
 MAX_BUNDLE: Final = 24 << 20
@@ -328,10 +329,21 @@ def _judged(
             )
         )
     )
-    seen = loose.snapshots(contents.files, profile=profile, at=outcome.ended_at, instances=keys)
-    result = judgement(request, seen, until=outcome.ended_at, profile=profile, word=outcome.verdict)
+    until = _heard_until(outcome, request)
+    seen = loose.snapshots(contents.files, profile=profile, at=until, instances=keys)
+    result = judgement(request, seen, until=until, profile=profile, word=outcome.verdict)
     redacted: ReplayResult = redactor.value(result)
     return redacted
+
+
+def _heard_until(outcome: CaptureOutcome, request: CaptureRequest) -> Instant:
+    """Return the instant that the verdict is about.
+
+    Nobody listens to what is well while it is recorded: beats of that time are not missed ones.
+    """
+    if request.kind is not CaptureKind.RUN:
+        return outcome.ended_at
+    return max((request.epoch.at, *(beat.at for beat in request.beats)))
 
 
 def _dossier(
@@ -471,6 +483,7 @@ def _manifest(
             "key_id": hashlib.sha256(b"key id:" + key).hexdigest()[:8],
         },
         "notes": [redactor.string(note) for note in outcome.plan.notes],
+        "baseline": json.loads(contents.files.get(baseline.INDEX, b"[]")),
     }
 
 

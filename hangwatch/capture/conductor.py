@@ -13,11 +13,13 @@ verdict, and ends with ``{"kind": "aftermath", "path": …, "outcome": …, "sen
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hangwatch.capture import baseline
 from hangwatch.capture import run as capture
 from hangwatch.capture.rooms import Rooms
 from hangwatch.core.codec import from_plain, to_plain
@@ -33,6 +35,7 @@ from hangwatch.model.capture import (
 from hangwatch.model.time import Clock
 from hangwatch.system.channel import Channel, ChannelClosedError
 from hangwatch.system.clock import SystemClock
+from hangwatch.system.looks import Ring
 from hangwatch.system.spawn import message_kind, serve
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ VERDICT_TIMEOUT: Final = 10.0
 """Seconds; the daemon judges within one poll of its loop."""
 
 ALIVE_INTERVAL: Final = 1.0
+
+BASELINE_NICE: Final = 10
 
 
 def capture_and_bundle(
@@ -185,6 +190,10 @@ def _conduct(channel: Channel) -> None:
     line = _Line(channel)
     while line.request is None:
         line.listen(1.0)
+    if line.request.kind is CaptureKind.BASELINE:
+        _look(line, line.request, clock)
+        return
+    record = line.request.kind is CaptureKind.RUN
     try:
         if line.request.kind is CaptureKind.AFTERMATH:
             looked = look_again(
@@ -204,7 +213,7 @@ def _conduct(channel: Channel) -> None:
             line.request,
             clock=clock,
             progress=line.progress,
-            rejudge=lambda stage_a: line.rejudge(stage_a, clock),
+            rejudge=unjudged if record else lambda stage_a: line.rejudge(stage_a, clock),
             stopped=line.is_stopped,
             latest=lambda: line.request,
             touched=lambda touch: line.send("touched", **_plain(touch)),
@@ -219,6 +228,32 @@ def _conduct(channel: Channel) -> None:
         cause=written.cause,
         summary=summary(outcome),
     )
+
+
+def _look(line: _Line, request: CaptureRequest, clock: Clock) -> None:
+    """Take one look of the baseline; whatever else runs on the machine goes first."""
+    os.nice(BASELINE_NICE)
+    try:
+        Ring(Path(request.state)).open(request.epoch.boot_id)
+        outcome = capture.run(
+            request,
+            clock=clock,
+            stopped=line.is_stopped,
+            touched=lambda touch: line.send("touched", **_plain(touch)),
+        )
+        try:
+            kept = baseline.keep(outcome, request)
+        finally:
+            Rooms(Path(outcome.work)).remove()
+    except (HangwatchError, OSError) as error:
+        line.send("failed", error=str(error), hint="")
+        return
+    line.send("baseline", **_plain(kept), elapsed_s=round(clock.now() - outcome.started_at, 3))
+
+
+def unjudged(_stage_a: StageA) -> str:
+    """Leave the verdict as the request has it: nobody is there who could judge anew."""
+    return ""
 
 
 def summary(outcome: CaptureOutcome) -> dict[str, Any]:

@@ -90,6 +90,23 @@ class Redaction(_Part):
     key_id: str = Field(description="Tells keys of pseudonyms apart; says nothing of the key.")
 
 
+class Look(_Part):
+    """When a look of the baseline was taken."""
+
+    at: str
+    verdict: str = Field(description="What the instance of the process was then.")
+
+
+class Baseline(_Part):
+    """What there is of one process from before."""
+
+    path: str
+    pid: int | None = None
+    start_ticks: int | None = None
+    gone: bool = Field(False, description="Whether it had ended when the bundle was made.")
+    samples: list[Look] = Field(description="Newest first.")
+
+
 class Manifest(_Part):
     """``manifest.json``."""
 
@@ -110,5 +127,6 @@ class Manifest(_Part):
     cut: list[Cut]
     redaction: Redaction
     notes: list[str]
+    baseline: list[Baseline] = Field([], description="Looks from while all was well.")
 
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)

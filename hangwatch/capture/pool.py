@@ -103,6 +103,7 @@ class Pool:
         last: Callable[[Step], bool] = lambda _step: False,
         held: Callable[[Step], bool] = lambda _step: False,
         touching: Callable[[Step, Means], None] = lambda _step, _means: None,
+        workers: int = 0,
     ) -> None:
         """Start no worker yet.
 
@@ -115,6 +116,7 @@ class Pool:
             last: Steps that yield to all others; asked again each time one is chosen.
             held: Steps that wait for what another one will say; asked again likewise.
             touching: Called with each step that touches its target, right before it does.
+            workers: How many steps may compute at once; 0 for as many as ``width`` says.
         """
         self._rooms = rooms
         self._clock = clock
@@ -125,7 +127,7 @@ class Pool:
         self._held = held
         self._touching = touching
         self._stopping = False
-        self._width = width()
+        self._width = workers or width()
         self._workers: list[_Worker] = []
         self._dying: list[Child] = []
         self._pending: list[_Waiting] = []

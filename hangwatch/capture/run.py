@@ -28,7 +28,7 @@ from hangwatch import registry
 from hangwatch.capture import census
 from hangwatch.capture.pool import WAITING_WIDTH, Pool, width
 from hangwatch.capture.rooms import Rooms
-from hangwatch.core import awaiting, blackbox, kinship, motion, planning
+from hangwatch.core import awaiting, baseline, blackbox, kinship, motion, planning
 from hangwatch.core.codec import to_plain
 from hangwatch.model.capture import (
     CapturedInstance,
@@ -161,6 +161,7 @@ class _Capture:
             last=self._yields,
             held=self._is_held,
             touching=self._touching,
+            workers=1 if request.kind is CaptureKind.BASELINE else 0,
         )
         for note in rooms.continued:
             self._touch(note.process, note.step, Means.SIGCONT)
@@ -225,6 +226,8 @@ class _Capture:
             instances=request.instances,
             logs=request.logs,
         )
+        if request.kind is CaptureKind.BASELINE:
+            targets = _of_the_well(targets, request.instances)
         self._in_d_state = {row.pid for row in rows if row.state == "D"}
         found = {target.process.pid for target in targets}
         wanted = {*request.seeds, *(i.pid for i in request.instances if i.pid is not None)}
@@ -521,9 +524,24 @@ def _own_paths(request: CaptureRequest, rows: Iterable[ProcessRow]) -> dict[int,
     }
 
 
+def _of_the_well(
+    targets: Iterable[Target], instances: Iterable[CapturedInstance]
+) -> tuple[Target, ...]:
+    """Return the processes of instances that are well, and those that work for no single one."""
+    ill = {each.instance.name for each in instances if each.verdict not in baseline.KEPT}
+    return tuple(target for target in targets if target.instance not in ill)
+
+
 def _options(request: CaptureRequest, profile: EngineProfile) -> dict[str, Mapping[str, str]]:
     """Return the settings of collectors; the profile says which numbers of the engine to read."""
     ours: dict[str, Mapping[str, str]] = {"tasks": {"state": json.dumps(to_plain(profile.state))}}
+    if request.state:
+        ours["tasks"] = {
+            **ours["tasks"],
+            "known": str(Path(request.state, baseline.KNOWN)),
+            "learn": "yes" if request.kind is CaptureKind.BASELINE else "",
+        }
+        ours["baseline"] = {"state": request.state}
     if request.api_key_file:
         ours["endpoints"] = {"api_key_file": request.api_key_file}
     if request.incident is not None and request.incident.window is not None:

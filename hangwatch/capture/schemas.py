@@ -182,6 +182,18 @@ class Attach(_Document):
     pause_ms: dict[str, float]
 
 
+class Snapshot(_Document):
+    """``hangwatch snapshot --json``."""
+
+    schema_: Literal["hangwatch.snapshot/1"] = Field(alias="schema")
+    bundle: str
+    verdict: Word
+    processes: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
+    elapsed_s: float
+    pause_ms: dict[str, float]
+
+
 class _Event(_Document):
     schema_: Literal["hangwatch.watch/1"] = Field(alias="schema")
     at: AwareDatetime = Field(description="When it was told.")
@@ -363,6 +375,13 @@ class Stopping(_Event):
     event: Literal["stopping"]
 
 
+class Recording(_Event):
+    """A bundle of the run is being written before it ends."""
+
+    event: Literal["recording"]
+    seconds: float = Field(description="How long that may take at most.")
+
+
 class Missing(_Event):
     """Nobody read the lines in time."""
 
@@ -388,6 +407,7 @@ class WatchEvent(
             | LeaseTaken
             | LeaseOver
             | Stopping
+            | Recording
             | Missing,
             Field(discriminator="event"),
         ]
@@ -876,6 +896,7 @@ DOCUMENTS: Final[dict[str, type[BaseModel]]] = {
     "hangwatch.replay.1": Replay,
     "hangwatch.tune.1": Tune,
     "hangwatch.attach.1": Attach,
+    "hangwatch.snapshot.1": Snapshot,
     "hangwatch.watch.1": WatchEvent,
     "hangwatch.manifest.1": Manifest,
     "hangwatch.incident.1": Incident,

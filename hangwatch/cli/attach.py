@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from hangwatch.cli import options
+from hangwatch.cli.capturing import (
+    capture_now,
+    printable,
+    request_of,
+    result_as_json,
+)
 from hangwatch.cli.watch import missing
 from hangwatch.errors import TargetNotFoundError, UsageError
 
@@ -23,16 +29,9 @@ if TYPE_CHECKING:
     from hangwatch.core.board import Board
     from hangwatch.daemon.settings import Resolved
     from hangwatch.model.capture import (
-        CapturedInstance,
-        CaptureOutcome,
         CapturePlan,
-        CaptureRequest,
-        Progress,
-        StageA,
     )
     from hangwatch.model.discovery import Kin
-    from hangwatch.model.observation import Observation
-    from hangwatch.model.replay import ReplayResult
     from hangwatch.system.logs import Format
 
 
@@ -118,11 +117,6 @@ def _closed(kin: Kin) -> str:
     )
 
 
-def printable(text: str) -> str:
-    """Return *text* without anything a terminal would obey; names of processes may be hostile."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
-
-
 def _watch(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     from hangwatch.core.board import Board, board
     from hangwatch.daemon.state import ensure_key
@@ -133,7 +127,11 @@ def _watch(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     # Beside a daemon that may be running here; what an attached watch learns, it need not keep.
     settings = resolved.settings
     own = settings.model_copy(
-        update={"state": settings.state / f"attach-{kin.pid}", "listen": ""}  # the daemon has it
+        update={
+            "state": settings.state / f"attach-{kin.pid}",
+            "listen": "",  # the daemon has it
+            "run_bundle": False,
+        }
     )
     with suppress(OSError):
         ensure_key(own.state, ensure_key(settings.state))
@@ -191,35 +189,19 @@ def draws() -> bool:
         return True  # it is nobody's job then
 
 
-def _request(resolved: Resolved, kin: Kin) -> CaptureRequest:
+def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     from hangwatch import registry
-    from hangwatch.model.capture import CapturedInstance, CaptureKind, CaptureRequest
-    from hangwatch.model.identity import InstanceKey
-    from hangwatch.system.clock import SystemClock
+    from hangwatch.model.capture import CaptureKind
+    from hangwatch.model.verdict import ALARMS
 
-    clock = SystemClock()
-    settings = resolved.settings
-    profiles = registry.chosen(settings.profile, settings.defined())
-    return CaptureRequest(
-        id=f"{clock.wall():%Y%m%dT%H%M%S}-{kin.pid}",
-        kind=CaptureKind.INCIDENT,
-        output=str(settings.output),
-        profile=kin.profile or next(iter(profiles)),
-        profiles=tuple(profiles.values()),
-        policy=settings.policy(),
-        epoch=clock.epoch(),
-        instances=tuple(
-            CapturedInstance(instance=InstanceKey(pid=server), pid=server, profile=kin.profile)
-            for server in kin.servers
-        ),
-        seeds=(kin.pid,),
-        logs=tuple(owner.log for owner in kin.logs),
-        settings=resolved.as_rows(),
-        options=settings.collectors,
-        collect=settings.collect,
-        state=str(settings.state),
-        api_key_file=str(settings.api_key_file or ""),
-    )
+    outcome, written, elapsed = capture_now(resolved, (kin,), CaptureKind.INCIDENT)
+    if as_json:
+        click.echo(json.dumps(result_as_json("hangwatch.attach/1", outcome, written, elapsed)))
+    else:
+        click.echo(registry.renderers()["terminal"].render(written.diagnosis))
+        click.echo(str(written.path))
+    if written.verdict in {alarm.word for alarm in ALARMS}:
+        raise SystemExit(3)
 
 
 _GATES: Final = {
@@ -232,9 +214,10 @@ _GATES: Final = {
 
 def _dry_run(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
     from hangwatch.capture import run
+    from hangwatch.model.capture import CaptureKind
     from hangwatch.system.clock import SystemClock
 
-    plan = run.dry_run(_request(resolved, kin), clock=SystemClock())
+    plan = run.dry_run(request_of(resolved, (kin,), CaptureKind.INCIDENT), clock=SystemClock())
     if as_json:
         click.echo(json.dumps(plan_as_json(plan), indent=2))
         return
@@ -296,138 +279,3 @@ def plan_as_json(plan: CapturePlan) -> dict[str, Any]:
         "waiting_at_once": plan.waiting_at_once,
         "notes": list(plan.notes),
     }
-
-
-def _now(resolved: Resolved, kin: Kin, *, as_json: bool) -> None:
-    from hangwatch import registry
-    from hangwatch.capture.conductor import capture_and_bundle
-    from hangwatch.core.hindsight import judgement
-    from hangwatch.daemon.glance import recent_beats
-    from hangwatch.daemon.state import ensure_key
-    from hangwatch.daemon.wiring import check_keys, check_output
-    from hangwatch.model.verdict import ALARMS
-    from hangwatch.system import audit
-    from hangwatch.system.clock import SystemClock
-    from hangwatch.system.logs import configure
-
-    clock = SystemClock()
-    form = resolved.settings.log_format
-    writer = configure(form=form) if form != "auto" else None  # people see the report
-    check_output(resolved.settings.output)
-    if problem := check_keys(resolved.settings.api_key_file):
-        click.echo(f"note: {printable(problem)}", err=True)
-    with suppress(OSError):
-        ensure_key(resolved.settings.state)
-    request = _request(resolved, kin)
-    progress, done = _progress()
-    profiles = registry.chosen(resolved.settings.profile, resolved.settings.defined())
-    known = [request]
-
-    def rejudge(stage_a: StageA) -> str:
-        # What may be gone in a moment is in; now what the logs say.
-        beats = recent_beats(kin.logs, policy=request.policy, profiles=profiles, clock=clock)
-        profile = beats[-1].profile if beats else request.profile
-        known.append(replace(request, beats=beats, profile=profile))
-        seen: tuple[Observation, ...] = (
-            *stage_a.processes,
-            *stage_a.stacks,
-            *stage_a.answers,
-        )
-        judged = judgement(known[-1], seen, until=clock.now(), profile=profiles[profile])
-        known.append(replace(known[-1], instances=_marked(known[-1].instances, judged)))
-        return judged.verdict.word
-
-    try:
-        outcome, written = capture_and_bundle(
-            request,
-            clock=clock,
-            progress=progress,
-            rejudge=rejudge,
-            latest=lambda: known[-1],
-            touched=audit.touched,
-        )
-    finally:
-        done()
-        if writer is not None:
-            writer.close()
-    elapsed = clock.now() - outcome.started_at
-    if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "schema": "hangwatch.attach/1",
-                    "bundle": str(written.path),
-                    "verdict": written.verdict,
-                    "cause": written.cause,
-                    **outcome_as_json(outcome),
-                    "elapsed_s": round(elapsed, 3),
-                }
-            )
-        )
-    else:
-        click.echo(registry.renderers()["terminal"].render(written.diagnosis))
-        click.echo(str(written.path))
-    if written.verdict in {alarm.word for alarm in ALARMS}:
-        raise SystemExit(3)
-
-
-def _marked(
-    instances: tuple[CapturedInstance, ...], judged: ReplayResult
-) -> tuple[CapturedInstance, ...]:
-    """Return the instances with whether each of them is in trouble, as far as it can be told."""
-    from hangwatch.model.verdict import ALARMS
-
-    alarmed = {each.instance.pid for each in judged.instances if isinstance(each.verdict, ALARMS)}
-    if None in alarmed:  # of a log that several servers share: it may be any of them
-        return instances
-    return tuple(replace(each, stopped=each.pid in alarmed) for each in instances)
-
-
-def outcome_as_json(outcome: CaptureOutcome) -> dict[str, Any]:
-    """Return who was captured and how each step went."""
-    pauses: dict[str, float] = {str(t.process.pid): 0.0 for t in outcome.targets}
-    for evidence in outcome.evidence:
-        if evidence.target is not None:
-            pauses[str(evidence.target.pid)] += evidence.pause_ms
-    return {
-        "processes": [
-            {
-                "pid": target.process.pid,
-                "role": target.role.value,
-                "instance": target.instance,
-                "why": target.why,
-            }
-            for target in outcome.targets
-        ],
-        "steps": [
-            {
-                "step": evidence.step,
-                "ok": evidence.failure is None,
-                "failure": None if evidence.failure is None else evidence.failure.kind.value,
-                "message": "" if evidence.failure is None else evidence.failure.message,
-                "hint": "" if evidence.failure is None else evidence.failure.hint,
-                "elapsed_s": round(evidence.elapsed, 3),
-            }
-            for evidence in outcome.evidence
-        ],
-        "pause_ms": pauses,
-    }
-
-
-def _progress() -> tuple[Callable[[Progress], None], Callable[[], None]]:
-    """Return what shows progress on one line of a terminal, and what clears it."""
-    stream = sys.stderr
-    terminal = stream.isatty()
-
-    def show(progress: Progress) -> None:
-        if terminal:
-            text = f"{progress.part}: {progress.done} of {progress.total} steps"
-            stream.write(f"\r\x1b[K{text}, {progress.elapsed:.1f} s")
-            stream.flush()
-
-    def clear() -> None:
-        if terminal:
-            stream.write("\r\x1b[K")
-            stream.flush()
-
-    return show, clear

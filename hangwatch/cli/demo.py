@@ -237,6 +237,8 @@ def _perform(folder: Path, output: Path, fault: str, servers: int, show: Show) -
                 "heartbeat_interval": INTERVAL,
                 "probe_interval": INTERVAL,
                 "stall_after": STALL_AFTER,
+                "baseline_interval": 0,
+                "run_bundle": False,
             },
             environment={},
         )

@@ -14,6 +14,7 @@ VERBS = {
     "watch": "hangwatch.cli.watch",
     "attach": "hangwatch.cli.attach",
     "tasks": "hangwatch.cli.tasks",
+    "snapshot": "hangwatch.cli.snapshot",
     "rescue": "hangwatch.cli.rescue",
     "replay": "hangwatch.cli.replay",
     "diagnose": "hangwatch.cli.diagnose",

@@ -14,7 +14,7 @@ from typing import Any, Final
 from hangwatch.core import cgroups
 from hangwatch.core.objects import page
 from hangwatch.core.planning import file_name
-from hangwatch.model.capture import Collector, Room, Scope, Stage, Step
+from hangwatch.model.capture import CaptureKind, Collector, Room, Scope, Stage, Step
 from hangwatch.system import cgroupfs, procfs
 
 MAX_GROUPS: Final = 128
@@ -92,5 +92,6 @@ COLLECTOR: Final = Collector(
     timeout=5.0,
     needs="the group file system, here or through /proc/PID/root (Linux 5.6)",
     waits=True,
+    kinds=frozenset(CaptureKind) - {CaptureKind.BASELINE},
     collect=_collect,
 )

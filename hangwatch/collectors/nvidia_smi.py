@@ -11,6 +11,7 @@ import shutil
 from typing import Final
 
 from hangwatch.model.capture import (
+    CaptureKind,
     Collector,
     CollectorError,
     FailureKind,
@@ -69,6 +70,7 @@ COLLECTOR: Final = Collector(
     timeout=TIMEOUT,
     needs="nvidia-smi on hangwatch's own path",
     options={"program": "path of another nvidia-smi than the one on the path"},
+    kinds=frozenset(CaptureKind) - {CaptureKind.BASELINE},
     collect=_collect,
     waits=True,
 )

@@ -17,7 +17,7 @@ from typing import Any, Final
 from hangwatch.core import table
 from hangwatch.core.objects import lines
 from hangwatch.core.planning import file_name
-from hangwatch.model.capture import Collector, Room, Scope, Stage, Step, Target
+from hangwatch.model.capture import CaptureKind, Collector, Room, Scope, Stage, Step, Target
 from hangwatch.system import procfs
 
 
@@ -76,5 +76,6 @@ COLLECTOR: Final = Collector(
     samples=2,
     timeout=10.0,
     needs="same pid namespace",
+    kinds=frozenset(CaptureKind) - {CaptureKind.BASELINE},
     collect=_collect,
 )

@@ -110,6 +110,7 @@ def plan(
         if each.rung in rungs
         and (not each.kinds or kind in each.kinds)
         and (not each.opt_in or each.name in collect)
+        and (kind is not CaptureKind.BASELINE or _is_cheap(each, targets))
     )
     collectors = sorted(collectors, key=lambda each: (each.unhurried, each.rung, each.name))
     draft = _Draft(
@@ -306,6 +307,11 @@ def _why_not(collector: Collector) -> str:
     if collector.gpu_only:
         return "none of the processes is seen to have a GPU open"
     return "none of the processes is one that it is about"
+
+
+def _is_cheap(collector: Collector, targets: tuple[Target, ...]) -> bool:
+    """Say whether it is worth its price every few minutes: no driver is loaded for nobody."""
+    return collector.rung != 3 or any(target.gpus for target in targets)
 
 
 def _concerns(collector: Collector, targets: tuple[Target, ...]) -> bool:

@@ -196,7 +196,12 @@ def warnings(diagnosis: Diagnosis) -> tuple[str, ...]:
         if diagnosis.cause == STARVED
         else ()
     )
-    return (*laboratory(diagnosis.dossier), *starved)
+    calm = (
+        ("this is the record of a run: no incident was open, and there is nothing to report",)
+        if diagnosis.dossier.manifest.get("kind") == "run" and diagnosis.verdict not in ALARM_WORDS
+        else ()
+    )
+    return (*laboratory(diagnosis.dossier), *starved, *calm)
 
 
 def laboratory(dossier: Dossier) -> tuple[str, ...]:
@@ -760,7 +765,19 @@ def _captured(dossier: Dossier) -> str:
     return (
         f"{number_of(len(dossier.processes), 'process')} captured in "
         f"{number_of(len(dossier.evidence), 'step')}{took}{f': {lost}' if lost else ''}. "
-        f"{_stood_still(dossier)}"
+        f"{_stood_still(dossier)}{_before(dossier)}"
+    )
+
+
+def _before(dossier: Dossier) -> str:
+    """Say what there is of the processes from before, to compare with."""
+    looks = [look for look in dossier.manifest.get("baseline") or () if look.get("pid")]
+    moments = [str(sample.get("at", "")) for look in looks for sample in look.get("samples", ())]
+    if not moments:
+        return ""
+    last = max(moments).replace("T", " ").partition(".")[0]
+    return (
+        f" Under baseline/ is how {number_of(len(looks), 'process')} looked before, last at {last}."
     )
 
 

@@ -6,6 +6,8 @@
   out ``{"kind": "sessions", "sessions": [RaySession…]}``, first and whenever it changes;
 - in ``{"kind": "kin", "pid": N, "profiles": [EngineProfile…]}``;
   out ``{"kind": "kin", "kin": Kin}``;
+- in ``{"kind": "servers", "profiles": [EngineProfile…]}``;
+  out ``{"kind": "servers", "servers": [PID…]}``;
 - in ``{"kind": "owners", "logs": […], "profiles": [EngineProfile…]}``;
   out ``{"kind": "owners", "owners": [LogOwner…]}``.
 
@@ -150,6 +152,12 @@ def kin(pid: int, profiles: Sequence[EngineProfile]) -> Kin:
     )
 
 
+def servers(profiles: Sequence[EngineProfile]) -> tuple[int, ...]:
+    """Return the processes that some profile knows as servers; of the others nothing is asked."""
+    found = ((row.pid, kinship.recognised(row, profiles)) for row in table())
+    return tuple(pid for pid, known in found if known and known[0] is Role.API_SERVER)
+
+
 def _profile(
     targets: Iterable[Target], rows: Mapping[int, ProcessRow], profiles: Sequence[EngineProfile]
 ) -> str:
@@ -237,6 +245,9 @@ def body(channel: Channel) -> None:
                 case "kin":
                     found = kin(int(message["pid"]), _profiles_of(message))
                     channel.send({"kind": "kin", "kin": to_plain(found)})
+                case "servers":
+                    pids = servers(_profiles_of(message))
+                    channel.send({"kind": "servers", "servers": pids})
                 case "owners":
                     whose = owners(message["logs"], _profiles_of(message))
                     channel.send({"kind": "owners", "owners": to_plain(whose)})

@@ -33,23 +33,44 @@ ASK_EVERY: Final = 10.0
 
 def ask_kin(pid: int, profiles: Iterable[EngineProfile], *, timeout: float = 20.0) -> Kin:
     """Return what *pid* belongs to, asked of a child that may block; ``problem`` says why not."""
-    slow = Kin(
-        pid=pid,
-        problem=f"looking at the processes around {pid} took more than {timeout:g} s: "
-        "a process whose command line cannot be read holds it up; try again",
-    )
+    try:
+        answer = _ask("kin", profiles, timeout, pid=pid)
+    except ChannelClosedError as error:
+        return Kin(pid=pid, problem=f"looking at the processes around {pid} failed: {error}")
+    if answer is None:
+        return Kin(
+            pid=pid,
+            problem=f"looking at the processes around {pid} took more than {timeout:g} s: "
+            "a process whose command line cannot be read holds it up; try again",
+        )
+    found: Kin = from_plain(Kin, answer["kin"])
+    return found
+
+
+def ask_servers(profiles: Iterable[EngineProfile], *, timeout: float = 20.0) -> tuple[int, ...]:
+    """Return the servers of all engines that run here, asked of a child that may block.
+
+    None where looking takes longer than *timeout*.
+    """
+    try:
+        answer = _ask("servers", profiles, timeout)
+    except ChannelClosedError:
+        return ()
+    return () if answer is None else tuple(map(int, answer["servers"]))
+
+
+def _ask(
+    kind: str, profiles: Iterable[EngineProfile], timeout: float, **more: Any
+) -> Mapping[str, Any] | None:
+    """Return a child's answer to a question of that kind, ``None`` if it takes too long."""
     with Child(DISCOVERY, name="discovery") as child:
         deadline = time.monotonic() + timeout
-        try:
-            child.channel.send({"kind": "kin", "pid": pid, "profiles": to_plain(tuple(profiles))})
-            while (left := deadline - time.monotonic()) > 0:
-                for message in child.channel.wait(left):
-                    if message_kind(message) == "kin":
-                        found: Kin = from_plain(Kin, message["kin"])
-                        return found
-        except ChannelClosedError as error:
-            return Kin(pid=pid, problem=f"looking at the processes around {pid} failed: {error}")
-    return slow
+        child.channel.send({"kind": kind, "profiles": to_plain(tuple(profiles)), **more})
+        while (left := deadline - time.monotonic()) > 0:
+            for message in child.channel.wait(left):
+                if message_kind(message) == kind:
+                    return message
+    return None
 
 
 class Search:

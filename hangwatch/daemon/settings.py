@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hangwatch import registry
+from hangwatch.core.baseline import CROWDED
 from hangwatch.core.definition import DefinitionError, define
 from hangwatch.errors import ConfigError
 from hangwatch.model.policy import Policy
@@ -115,6 +116,16 @@ class Settings(BaseModel):
         default_factory=dict, title="a table of settings of collectors, [collectors.NAME]"
     )
     """Settings of collectors, by name."""
+    baseline_interval: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, title="a number of seconds, 0 for never")
+    ] = 600.0
+    """Time between two looks at processes that are well; 0 for none."""
+    baseline_load: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, title="a number greater than 0")
+    ] = CROWDED
+    """Threads that want to run, for each core, above which no such look is taken."""
+    run_bundle: Annotated[bool, Field(title="true or false")] = True
+    """Whether the end of ``watch`` writes a bundle of the run, where nothing is wrong."""
     observe_only: Annotated[bool, Field(title="true or false")] = False
     """Whether incidents are only reported: nothing is captured."""
     listen: str = Field("", title="an address and port: 127.0.0.1:9464")

@@ -9,6 +9,8 @@ pseudonym.key    key of the redaction's pseudonyms; never leaves this directory
 bundles.jsonl    index of the bundles written, oldest first
 shadow.jsonl     captures that were withheld by observe_only, oldest first
 blackbox.ring    how often each process ran in the last ten minutes: see ``system.ring``
+baseline/        how processes looked while they were well: see ``system.looks``
+known/           what readers know of processes: see ``remote.known``
 lease.sock       where pauses are announced, while a daemon runs
 ```
 

@@ -26,7 +26,8 @@ watch.run()      # until stop() is called, or SIGTERM, SIGINT or SIGHUP arrives
 - ``aftermath``: ``incident``, ``bundle``, ``aftermath`` (path), ``outcome``, ``sentence``: what
   became of it;
 - ``closed``: ``incident``, ``verdict``; ``stall``: ``instance``, ``since``, ``seconds``;
-- ``stopping``.
+- ``stopping``; ``recording`` when a bundle of the run is written then: ``seconds`` (at most);
+  its ``bundle`` has ``run`` for its ``incident``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,9 @@ from hangwatch.capture.rooms import sweep
 from hangwatch.core import aftermath, blackbox, fleet, layout
 from hangwatch.core.codec import CodecError, from_plain, to_plain
 from hangwatch.core.facts import Demand
+from hangwatch.daemon.baseline import Baseline, is_open
 from hangwatch.daemon.blackbox import BlackBox
+from hangwatch.daemon.errand import Errand
 from hangwatch.daemon.followers import Followers
 from hangwatch.daemon.gpuprobes import GpuProbes
 from hangwatch.daemon.history import History
@@ -107,6 +110,9 @@ SAVE_EVERY: Final = 10.0
 PUBLISH_EVERY: Final = 0.5
 """Seconds between two snapshots of our metrics."""
 
+MIN_RECORD: Final = 5.0
+"""Seconds of the grace period below which no bundle of the run is begun."""
+
 MAX_TOLD_BEATS: Final = 6000
 """Beats that a capture is told of: 3 MB of a message."""
 
@@ -163,7 +169,13 @@ class Watch:
         self._save_soon = False
         self._withheld = 0
         self._looks: dict[str, TakeAftermath] = {}
+        self._record_asked = False
+        self._bundled_at = Instant(float("-inf"))
         self._metrics: Metrics | None = None
+
+    @property
+    def _ending(self) -> bool:
+        return self._stopping_since is not None
 
     @property
     def children(self) -> tuple[int, ...]:
@@ -266,6 +278,13 @@ class Watch:
             most=1,
             ended=lambda ended: AftermathEnded(incident=ended.incident, at=ended.at),
         )
+        self._baseline = Baseline(
+            clock=self._clock,
+            interval=0.0 if self._settings.observe_only else self._settings.baseline_interval,
+            most=self._settings.baseline_load,
+            request=self._baseline_request,
+        )
+        self._record = Errand("record of the run", clock=self._clock, tell=self._recorded)
         self._leases = Leases(
             clock=self._clock,
             policy=self._policy,
@@ -283,12 +302,14 @@ class Watch:
             self._leases,
             self._responder,
             self._aftermaths,
+            self._baseline,
+            self._record,
         )
         self._ears = Ears(
             self._parts,
             clock=self._clock,
             pace=self._policy.poll_interval,
-            urgent=lambda: self._responder.busy or bool(self._search.pids),
+            urgent=lambda: self._responder.busy or self._record.running or bool(self._search.pids),
         )
         self.loop = Loop(
             known,
@@ -387,7 +408,46 @@ class Watch:
             self._say("stopping")
             self._responder.stop()
             self._aftermaths.stop()
-        return not (self._responder.busy or self._aftermaths.busy)
+        if self._responder.busy or self._aftermaths.busy:
+            return False
+        if not self._record_asked:
+            self._record_asked = True
+            self._ask_for_record()
+        return not self._record.running
+
+    def _ask_for_record(self) -> None:
+        """Have a bundle of the run written, where one is wanted and there is time for it."""
+        assert self.loop is not None
+        assert self._stopping_since is not None
+        now, state = self._clock.now(), self.loop.state
+        left = self._stopping_since + self._settings.grace - now
+        if (
+            not self._settings.run_bundle
+            or self._settings.observe_only
+            or not state.instances
+            or left < MIN_RECORD
+            or any(is_open(incident) for incident in state.incidents)
+            or now - self._bundled_at < self._settings.cool_down
+        ):
+            return
+        # Half of the time is for the evidence, the rest for what becomes of it.
+        deadline = left / 2
+        gap = min(self._policy.sample_gap, deadline / 3)
+        request = replace(
+            self._general_request(self._roster.processes()),
+            id=f"run-{self._clock.wall():%Y%m%dT%H%M%S}",
+            policy=replace(self._policy, sample_gap=gap),
+            deadline=deadline,
+        )
+        if self._record.begin(request):
+            log.info("hangwatch.record_begun", seconds=round(left, 1))
+            self._say("recording", seconds=round(left, 1))
+
+    def _recorded(self, said: Mapping[str, Any]) -> None:
+        if said.get("kind") == "bundle":
+            self._bundle_written("run", said)
+        else:
+            log.error("hangwatch.record_failed", error=str(said.get("error", "")))
 
     def _settled(self, state: fleet.State) -> None:
         now = self._clock.now()
@@ -397,6 +457,8 @@ class Watch:
         if self._responder.busy:
             unsettled = {x.id for x in state.incidents if may_grow(x, state, now)}
             self._responder.answer(state.incidents, unsettled=unsettled)
+        busy = self._responder.busy or self._aftermaths.busy or self._ending
+        self._baseline.consider(state, capturing=busy)
 
     def _save(self) -> None:
         assert self.loop is not None
@@ -505,20 +567,8 @@ class Watch:
             case "started":
                 log.info("hangwatch.capture_started", incident=incident, **facts)
             case "bundle":
-                told = {
-                    "incident": incident,
-                    "bundle": facts["path"],
-                    "verdict": facts.get("verdict", ""),
-                    "cause": facts.get("cause", ""),
-                }
-                log.warning("hangwatch.bundle_written", **told)
                 self._count("written")
-                self._save_soon = True
-                try:
-                    self._state.add_bundle({**told, "at": self._wall(self._clock.now())})
-                except OSError as error:
-                    log.error("hangwatch.state_not_saved", error=str(error))
-                self._say("bundle", **told, summary=facts.get("summary", {}))
+                self._bundle_written(incident, facts)
             case _:
                 told = {"error": facts.get("error", ""), "hint": facts.get("hint", "")}
                 log.error("hangwatch.capture_failed", incident=incident, **told)
@@ -550,6 +600,22 @@ class Watch:
                 self._save_soon = True
             case _:
                 pass
+
+    def _bundle_written(self, incident: str, facts: Mapping[str, Any]) -> None:
+        told = {
+            "incident": incident,
+            "bundle": facts["path"],
+            "verdict": facts.get("verdict", ""),
+            "cause": facts.get("cause", ""),
+        }
+        log.warning("hangwatch.bundle_written", **told)
+        self._bundled_at = self._clock.now()
+        self._save_soon = True
+        try:
+            self._state.add_bundle({**told, "at": self._wall(self._bundled_at)})
+        except OSError as error:
+            log.error("hangwatch.state_not_saved", error=str(error))
+        self._say("bundle", **told, summary=facts.get("summary", {}))
 
     def _withhold(self, incident: Incident) -> None:
         """Write down what would have been captured."""
@@ -604,35 +670,64 @@ class Watch:
     def _request(self, incident: Incident) -> CaptureRequest:
         members = tuple(member.instance for member in incident.members)
         others = tuple(k for k in self._roster.processes() if k not in members)
-        retired = self._retired()
-        logs, beats = self._followers.sources, self._history.beats
-        return CaptureRequest(
+        return replace(
+            self._general_request((*members, *others), stopped=members),
             id=incident.id,
             kind=CaptureKind.NOTICE if incident.notice else CaptureKind.INCIDENT,
+            incident=incident,
+            verdict=incident.verdict.word,
+            seeds=tuple(dict.fromkeys((*self._roster.kin_of(members), *self._pids))),
+            collect=self._settings.collect,
+        )
+
+    def _baseline_request(self) -> CaptureRequest:
+        """Return the order for a look at what is well."""
+        instances = tuple(self._roster.processes())
+        return replace(
+            self._general_request(instances),
+            id="baseline",
+            kind=CaptureKind.BASELINE,
+            # It leaves no bundle: it works where the ring lies.
+            output=str(self._settings.state),
+            beats=(),
+            transitions=(),
+            settings={},
+        )
+
+    def _general_request(
+        self, instances: Iterable[InstanceKey], stopped: Collection[InstanceKey] = ()
+    ) -> CaptureRequest:
+        """Return an order for a capture, with all that is known by now."""
+        assert self.loop is not None
+        instances = tuple(instances)
+        retired = self._retired()
+        verdicts = self.loop.state.verdicts
+        logs, beats = self._followers.sources, self._history.beats
+        return CaptureRequest(
+            id="",
+            kind=CaptureKind.RUN,
             output=str(self._settings.output),
-            profile=self._profile_of(members),
+            profile=self._profile_of(instances),
             profiles=tuple(self._profiles.values()),
             policy=self._policy,
             epoch=self._clock.epoch(),
-            incident=incident,
-            verdict=incident.verdict.word,
             instances=tuple(
                 CapturedInstance(
                     instance=key,
                     pid=self._roster.pid_of(key),
-                    stopped=key in members,
+                    stopped=key in stopped,
                     url=self._roster.url_of(key),
                     profile=self._roster.profile_of(key),
+                    verdict=verdicts[key].word if key in verdicts else "",
                 )
-                for key in (*members, *others)
+                for key in instances
             ),
-            seeds=tuple(dict.fromkeys((*self._roster.kin_of(members), *self._pids))),
+            seeds=tuple(dict.fromkeys((*self._roster.kin_of(instances), *self._pids))),
             logs=tuple(log for log in logs if self._followers.pid_of(log) not in retired.values()),
             beats=tuple(b for b in beats if b.instance not in retired)[-MAX_TOLD_BEATS:],
             transitions=self._history.transitions,
             settings=self._resolved.as_rows(),
             options=self._settings.collectors,
-            collect=self._settings.collect,
             state=str(self._settings.state),
             api_key_file=str(self._settings.api_key_file or ""),
         )

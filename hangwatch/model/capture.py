@@ -454,6 +454,7 @@ class CapturedInstance:
         stopped: Whether it is a member of the incident.
         url: Base URL at which its server was found to answer, or ``""``.
         profile: Name of its engine's profile, or ``""`` where its title says enough.
+        verdict: Word of its verdict when this was asked for, or ``""``.
     """
 
     instance: InstanceKey
@@ -461,6 +462,7 @@ class CapturedInstance:
     stopped: bool = True
     url: str = ""
     profile: str = ""
+    verdict: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,6 +185,7 @@ class Probes:
         wanted: Sequence[Table],
         places: Mapping[str, Sequence[Place]],
         stacks: Callable[[], Iterable[FrameView]],
+        on_stacks: frozenset[str] | None = None,
     ) -> tuple[tuple[StateTable, ...], str]:
         """Read the tables whose functions are there.
 
@@ -192,6 +193,8 @@ class Probes:
             wanted: The tables.
             places: Frames of tasks, by qualified name.
             stacks: Returns the frames of all threads, as they are now.
+            on_stacks: Functions that were seen on them in this reading, the others need not be
+                looked for; ``None`` if nobody looked.
 
         Returns:
             The tables, and why they are not complete or not certain, ``""`` if they are.
@@ -202,7 +205,7 @@ class Probes:
         for look in range(LOOKS):
             self.forget()
             try:
-                found = tuple(self._look(wanted, places, stacks, now))
+                found = tuple(self._look(wanted, places, stacks, on_stacks, now))
             except ExhaustedError as error:
                 return shown, f"{error} in look {look + 1} at the numbers"
             if look and found == seen:
@@ -216,10 +219,16 @@ class Probes:
         wanted: Sequence[Table],
         places: Mapping[str, Sequence[Place]],
         stacks: Callable[[], Iterable[FrameView]],
+        on_stacks: frozenset[str] | None,
         now: float,
     ) -> Iterator[StateTable]:
         known = dict(places)
         missing = frozenset[str]().union(*(table.functions for table in wanted)) - known.keys()
+        if on_stacks is not None:
+            # Functions of 3.10 know their plain name only.
+            missing = frozenset(
+                name for name in missing if {name, name.rpartition(".")[2]} & on_stacks
+            )
         for view in stacks() if missing else ():
             for function in missing:
                 if self._is(view, function):

@@ -256,7 +256,10 @@ class RemotePython:
         tasks = self._across_loops([task for part in parts for task in part.tasks])
         held = {at: holds for part in parts for at, holds in part.held.items()}
         tasks, edges = _join(tasks, held)
-        found = None if state is None else self._state(state, places, problems)
+        on_stacks = (
+            frozenset(f.function for each in stacks for f in each.frames) if threads else None
+        )
+        found = None if state is None else self._state(state, places, on_stacks, problems)
         problems += [problem for part in parts for problem in part.problems]
         if not tasks and not stacks:
             self._raise_if_lost()
@@ -533,10 +536,14 @@ class RemotePython:
         ]
 
     def _state(
-        self, wanted: Sequence[Table], places: Places, problems: list[Problem]
+        self,
+        wanted: Sequence[Table],
+        places: Places,
+        on_stacks: frozenset[str] | None,
+        problems: list[Problem],
     ) -> tuple[StateTable, ...]:
         """Read state probes, in what the tasks have left of the limits."""
-        found, message = self._probes.read(wanted, places.found, self._stacks)
+        found, message = self._probes.read(wanted, places.found, self._stacks, on_stacks)
         if message:
             problems.append(Problem(kind="truncated", where="state", message=message))
         return found

@@ -152,15 +152,9 @@ def outer_thread_ids(pid: int) -> dict[int, int]:
 def futex(pid: int, tid: int) -> int:
     """Return the address that a thread sleeps on in the ``futex`` system call, 0 if it does not."""
     try:
-        file = os.open(f"/proc/{pid}/task/{tid}/syscall", os.O_RDONLY | os.O_CLOEXEC)
+        text = _short(f"/proc/{pid}/task/{tid}/syscall").split()
     except OSError:
         return 0
-    try:
-        text = os.read(file, 256).split()
-    except OSError:
-        return 0
-    finally:
-        os.close(file)
     return int(text[1], 16) if len(text) > 1 and text[0] == FUTEX else 0
 
 
@@ -216,10 +210,19 @@ def machine_is_known() -> bool:
 def _stat(pid: int) -> list[str]:
     """Return the fields of ``stat`` from the third on: the second may hold anything."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = _short(f"/proc/{pid}/stat").decode("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessGoneError(f"there is no process {pid}") from None
     return text[text.rindex(")") + 2 :].split()
+
+
+def _short(path: str) -> bytes:
+    """Return a file of ``/proc`` that is a line; ``pathlib`` takes as long as the kernel does."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
 
 
 def _status(pid: int | str) -> dict[str, str]:

@@ -54,6 +54,8 @@ def kill(pid: int) -> None:
 class Hangwatch:
     """A running ``hangwatch`` whose standard output is JSON lines; it asks servers every second.
 
+    Its end writes no bundle, unless a test wants one.
+
     Attributes:
         events: What it said so far.
     """
@@ -65,7 +67,7 @@ class Hangwatch:
         under: Sequence[str] = (),
     ) -> None:
         """Start it, as an argument of the command *under* where one is given."""
-        quick = {"HANGWATCH_PROBE_INTERVAL": "1"}
+        quick = {"HANGWATCH_PROBE_INTERVAL": "1", "HANGWATCH_RUN_BUNDLE": "false"}
         clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGWATCH_")}
         self.process = subprocess.Popen(
             [*under, sys.executable, "-m", "hangwatch", *arguments],

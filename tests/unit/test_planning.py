@@ -280,10 +280,17 @@ def test_asking_a_process_for_a_dump_is_a_touch_of_the_audit_trail():
 
 def test_a_look_at_the_whole_machine_knows_how_long_it_is_until_the_next_one():
     made = plan([], collectors=[GPU], policy=Policy(sample_gap=3.5), paths={})
-    baseline = plan([], collectors=[GPU], policy=Policy(), paths={}, kind=CaptureKind.BASELINE)
+    owner = replace(target(1), gpus=(0,))
+    baseline = plan([owner], collectors=[GPU], policy=Policy(), paths={}, kind=CaptureKind.BASELINE)
 
     assert ["3.5", "3.5"] == [step.options["gap"] for step in made.steps]
     assert [{}] == [dict(step.options) for step in baseline.steps]
+
+
+def test_a_look_of_the_baseline_loads_no_driver_where_nobody_has_a_gpu():
+    made = plan([target(1)], collectors=[GPU], policy=Policy(), paths={}, kind=CaptureKind.BASELINE)
+
+    assert () == made.steps
 
 
 def test_what_can_wait_lets_the_stacks_of_its_sample_go_first():
