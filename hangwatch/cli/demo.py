@@ -23,6 +23,7 @@ import click
 
 from hangwatch.cli.diagnose import wants_colour
 from hangwatch.core.diagnosis import ALARM_WORDS
+from hangwatch.core.questions import number_of
 from hangwatch.errors import HangwatchError
 from hangwatch.lab.faults import Fault, load, names
 
@@ -102,7 +103,9 @@ class Story:
             lambda: {pid for pid, word in self.words.items() if word == "ok"} >= servers,
             "saw no heartbeat of some server",
         )
-        self._show(f"{len(servers)} servers print heartbeats and have work", True)
+        count = len(servers)
+        doing = "prints heartbeats and has work" if count == 1 else "print heartbeats and have work"
+        self._show(f"{number_of(count, 'server')} {doing}", True)
         self._show("they work for a few seconds", False)
         time.sleep(BEATS_BEFORE * INTERVAL)
         self._fleet.start_fault()
@@ -118,7 +121,8 @@ class Story:
         assert self.incident is not None
         self.alarm_after = time.monotonic() - self.truth["at_monotonic"]
         stopped, watched = len(self.incident["instances"]), self.incident["watched"]
-        self._show(f"noticed: {self.incident['verdict']}, {stopped} of {watched} servers", True)
+        of = number_of(watched, "server")
+        self._show(f"noticed: {self.incident['verdict']}, {stopped} of {of}", True)
         self._show("hangwatch captures", False)
         self._until(lambda: self.bundle is not None, "wrote no bundle")
         self._show("captured, explained and bundled", True)
@@ -223,7 +227,7 @@ def _perform(folder: Path, output: Path, fault: str, servers: int, show: Show) -
 
     check_output(output)
     (folder / "ray").mkdir()
-    show(f"{servers} servers start", False)
+    show(f"{number_of(servers, 'server')} to start", False)
     with Fleet(folder / "ray", "--fault", fault, servers=servers, interval=INTERVAL) as fleet:
         try:
             fleet.wait_ready(PATIENCE)
