@@ -100,13 +100,14 @@ def plan(
     if slow > 1.0:
         notes = (*notes, f"{load:.1f} threads want each core: steps get {slow:g} times as long")
     rungs, samples = LADDER[kind]
+    known = tuple(collectors)
     collectors = (
         replace(
             each,
             samples=min(samples, each.samples),
             timeout=each.timeout * (1.0 if each.waits else slow),
         )
-        for each in collectors
+        for each in known
         if each.rung in rungs
         and (not each.kinds or kind in each.kinds)
         and (not each.opt_in or each.name in collect)
@@ -145,8 +146,8 @@ def plan(
     if foreign:
         notes = (*notes, f"no Python stacks of {', '.join(foreign)}: no Python there")
     planned = {step.collector for step in steps}
-    idle = [each for each in collectors if each.opt_in and each.name not in planned]
-    notes = (*notes, *(f"{each.name} has nothing to do: {_why_not(each)}" for each in idle))
+    idle = [each for each in known if each.name in collect and each.name not in planned]
+    notes = (*notes, *(f"{each.name} has nothing to do: {_why_not(each, rungs)}" for each in idle))
     return CapturePlan(
         targets=targets,
         steps=tuple(steps),
@@ -302,8 +303,10 @@ def _is_about(collector: Collector, target: Target) -> bool:
     return target.python or not collector.python_only
 
 
-def _why_not(collector: Collector) -> str:
-    """Return why there is no process that a collector is about."""
+def _why_not(collector: Collector, rungs: Collection[int]) -> str:
+    """Return why a collector that was asked for has no step."""
+    if collector.rung not in rungs:
+        return "this kind of capture touches no process"
     if collector.gpu_only:
         return "none of the processes is seen to have a GPU open"
     return "none of the processes is one that it is about"

@@ -608,7 +608,8 @@ class Watch:
             "verdict": facts.get("verdict", ""),
             "cause": facts.get("cause", ""),
         }
-        log.warning("hangwatch.bundle_written", **told)
+        tell = log.info if incident == "run" else log.warning
+        tell("hangwatch.bundle_written", **told)
         self._bundled_at = self._clock.now()
         self._save_soon = True
         try:

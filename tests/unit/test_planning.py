@@ -333,8 +333,18 @@ def test_a_collector_that_was_asked_for_and_has_nothing_to_do_is_noted():
     priced = collector("cuda_gdb", rung=10, stage=Stage.B, opt_in=True, gpu_only=True)
     asked = plan([target(1)], collectors=[priced], policy=Policy(), paths={}, collect=("cuda_gdb",))
 
+    record = plan(
+        [target(1)],
+        collectors=[priced],
+        policy=Policy(),
+        paths={},
+        collect=("cuda_gdb",),
+        kind=CaptureKind.RUN,
+    )
+
     expected = "cuda_gdb has nothing to do: none of the processes is seen to have a GPU open"
     assert (expected,) == asked.notes
+    assert ("cuda_gdb has nothing to do: this kind of capture touches no process",) == record.notes
 
 
 def test_of_an_engine_that_may_belong_to_a_server_that_goes_on_nothing_is_sure():
