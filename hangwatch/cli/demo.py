@@ -317,10 +317,10 @@ def _print(story: Story, diagnosis: Diagnosis | None, name: str, fault: Fault) -
     from hangwatch.renderers import terminal
 
     assert story.bundle is not None
+    right = diagnosis.cause in fault.causes[:1]
+    best = "" if right else f" A finer answer would be {fault.causes[0]}."
     click.echo(
-        f"{name}: {fault.title}.\n"
-        f"hangwatch says {diagnosis.verdict} ({diagnosis.cause}); "
-        f"right would be {' or '.join(fault.causes)}.\n"
+        f"{name}: {fault.title}.\nhangwatch says {diagnosis.verdict}: {diagnosis.cause}.{best}\n"
     )
     page = terminal.page(diagnosis, colour=wants_colour(), brief=True)
     click.echo(page.rstrip(), color=True)
