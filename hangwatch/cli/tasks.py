@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from itertools import islice
-from typing import Final
+from typing import Final, Literal
 
 import click
 
 from hangwatch import registry
 from hangwatch.core.codec import to_plain
 from hangwatch.errors import HangwatchError, TargetNotFoundError
+from hangwatch.model.capture import Means, Touch
+from hangwatch.model.identity import ProcessId
+from hangwatch.model.time import Instant
 from hangwatch.remote import (
     ProcessGoneError,
     RemoteError,
@@ -25,6 +28,8 @@ from hangwatch.remote import (
     procfs,
     text,
 )
+from hangwatch.system import audit
+from hangwatch.system.logs import configure
 
 PIECES: Final = 50_000
 """Pieces of JSON written together: some 700 tasks."""
@@ -53,6 +58,11 @@ PIECES: Final = 50_000
     metavar="N",
     help="Readings of --watch  [default: until Ctrl-C]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    help="Log each reading of the process on standard error, in this form  [default: no log]",
+)
 def command(
     *,
     pid: int,
@@ -61,6 +71,7 @@ def command(
     watch: bool,
     interval: float,
     count: int | None,
+    log_format: Literal["console", "json"] | None,
 ) -> None:
     """Show the asyncio tasks of a running Python process, and what they wait for.
 
@@ -68,18 +79,34 @@ def command(
     prepared. CPython 3.10 to 3.15, with the GIL. A chain is shown from the outermost coroutine to
     the await itself.
     """
+    writer = configure(form=log_format) if log_format is not None else None
     try:
         process = attach(pid)
         if watch:
             _watch(process, form, all_threads, interval, count)
         else:
-            snapshot = process.tasks(state=_state())
+            snapshot = _read(process)
             threads = _threads(process, form, all_threads)
             _print(snapshot, threads, form, all_threads)
     except ProcessGoneError as error:
         raise TargetNotFoundError(str(error)) from None
     except RemoteError as error:
         raise HangwatchError(str(error)) from None
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _read(process: RemotePython) -> Snapshot:
+    """Read all tasks, and say so in the log before."""
+    touch = Touch(
+        at=Instant(time.monotonic()),
+        process=ProcessId(process.pid, process.start_ticks),
+        step="tasks",
+        means=Means.MEMORY,
+    )
+    audit.touched(touch)
+    return process.tasks(state=_state())
 
 
 def _state() -> tuple[probes.Table, ...]:
@@ -132,7 +159,7 @@ def _watch(
             if before is not None:
                 time.sleep(interval)
             now = procfs.switches(process.pid)
-            snapshot = process.tasks(state=_state())
+            snapshot = _read(process)
             moved = grouping.motion(before, snapshot, ticks, now) if before else None
             if form == "json":
                 shown = _threads(process, form, all_threads) if all_threads else None

@@ -106,3 +106,19 @@ def test_a_capture_by_hand_has_the_trail_in_its_log(tmp_path):
     events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     reads = [event for event in events if event["event"] == "hangwatch.target_read"]
     assert [it.pid] * 4 == [event["pid"] for event in reads]
+
+
+def test_a_reading_by_hand_is_logged_where_a_log_is_wanted():
+    with python("") as it:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "hangwatch", "tasks", "--pid", str(it.pid)),
+                *("--log-format", "json"),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+
+    events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert [(it.pid, "memory")] == [(event["pid"], event["means"]) for event in events]
