@@ -44,18 +44,18 @@ class Jumping:
         SystemClock().sleep(seconds)
 
 
-def request_for(*pids, output, gap=0.1, deadline=60.0, **more):
+def request_for(*pids, output, gap=0.1, deadline=60.0, profile="lmdeploy", **more):
     """Return a request to capture processes as engine instances."""
     return CaptureRequest(
         id="test",
         kind=CaptureKind.INCIDENT,
         output=str(output),
-        profile="lmdeploy",
+        profile=profile,
         policy=Policy(sample_gap=gap),
         epoch=CLOCK.epoch(),
         verdict="suspected_hang",
         instances=tuple(
-            CapturedInstance(instance=InstanceKey(pid=pid), pid=pid, profile="lmdeploy")
+            CapturedInstance(instance=InstanceKey(pid=pid), pid=pid, profile=profile)
             for pid in pids
         ),
         deadline=deadline,

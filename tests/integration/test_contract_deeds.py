@@ -23,12 +23,11 @@ from hangwatch.system import procfs
 
 CAPTURER = """
 import sys
-from dataclasses import replace
 sys.path[:0] = [{tests!r}]
 from captures import CLOCK, request_for
 from hangwatch.capture.conductor import capture_and_bundle
-request = request_for({pid}, output={output!r})
-capture_and_bundle(replace(request, profile={profile!r}), clock=CLOCK)
+request = request_for({pid}, output={output!r}, profile={profile!r})
+capture_and_bundle(request, clock=CLOCK)
 """
 
 

@@ -304,7 +304,7 @@ async def main():
 @pytest.mark.slow
 def test_a_crowd_of_tasks_stays_within_the_size(program: bytes):
     with python(CROWD, rest="asyncio.run(main())") as target:
-        done = rescue(program, "--pid", target.pid, "--gap", 0.2)
+        done = rescue(program, "--pid", target.pid, "--gap", 0.2, "--seconds", 120)
 
     tasks = json.loads(done.stdout)["processes"][0]["samples"][0]["tasks"]
     assert len(done.stdout) < LIMIT
