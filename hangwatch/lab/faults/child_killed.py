@@ -1,6 +1,7 @@
 """A worker is killed and nobody notices: it stays a zombie, and the engine waits for its answer.
 
-The engine keeps the writing end of the worker's pipe open, too, so that no end of file comes.
+The engine keeps the worker's ends of both pipes open, so that neither an error nor an end of file
+tells it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Launcher:
     """Starts the worker and waits for it."""
 
     def __init__(self) -> None:
-        theirs, self.commands = multiprocessing.Pipe(duplex=False)
+        self.kept, self.commands = multiprocessing.Pipe(duplex=False)
         self.answers, self.forgotten = multiprocessing.Pipe(duplex=False)
-        self.process = spawn(worker_main, theirs, self.forgotten, name="ExecutorProc-1")
+        self.process = spawn(worker_main, self.kept, self.forgotten, name="ExecutorProc-1")
 
     def call(self, command: Any) -> Any:
         """Send a command and return its answer."""
